@@ -1,0 +1,3 @@
+"""kvchat: terminal chat for local language models."""
+
+__version__ = "0.1.0"
