@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from kvchat.engine.errors import ModelFileError, ModelNotFoundError
 from kvchat.models.gguf_header import Metadata, TensorInfo, check_size, read_header
@@ -38,8 +38,8 @@ class GGUFFile:
         UnsupportedModelError: a version, byte order or tensor type that is not read here.
     """
 
-    metadata: Mapping[str, Any]
-    """Key-value pairs (of the first part); see `gguf_header.Metadata`."""
+    metadata: Metadata
+    """Key-value pairs, of the first part where there are several."""
     tensors: Mapping[str, TensorInfo]
     """All tensors by name, in the order of the files."""
 
