@@ -40,9 +40,6 @@ class ModelConfig:
     max_seq_len: int
     norm_eps: float = 1e-5
     rope: RopeConfig = RopeConfig()
-    qkv_bias: bool = False
-    o_bias: bool = False
-    mlp_bias: bool = False
     qk_norm: bool = False
     """RMSNorm over head_dim on queries and keys, before RoPE."""
     sliding_windows: tuple[int | None, ...] = ()

@@ -119,8 +119,9 @@ def _out_of_range(params: SamplingParams) -> list[str]:
         if not sound:
             kind = "a whole number" if limit.whole else "a number"
             low = "above" if limit.low_excluded else "from"
-            problems.append(f"{name} must be {kind} {low} {limit.low:g} to {limit.high:g}, "
-                            f"not {value!r}")
+            problems.append(
+                f"{name} must be {kind} {low} {limit.low:g} to {limit.high:g}, not {value!r}"
+            )
     if not all(isinstance(text, str) and text for text in params.stop):
         problems.append("stop strings must not be empty")
     return problems

@@ -1,0 +1,88 @@
+"""Transformer: one forward pass for every family, told apart by ModelConfig alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kvchat.engine.config import ModelConfig
+from kvchat.engine.kv_cache import KVCache
+from kvchat.engine.layers import Block, RMSNorm, RotaryEmbedding
+from kvchat.engine.linear import AnyLinear
+
+
+class Transformer(nn.Module):
+    """A decoder-only Transformer that reads new tokens and remembers the old ones in a KVCache."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        embedding: Tensor,
+        blocks: Sequence[Block],
+        norm: RMSNorm,
+        head: AnyLinear,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.register_buffer("embedding", embedding)  # (vocab_size, dim)
+        self.embedding: Tensor
+        self.rotary = RotaryEmbedding(config)
+        self.blocks = nn.ModuleList(blocks)
+        self.norm = norm
+        self.head = head
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.embedding.device
+
+    def new_cache(self, max_seq_len: int | None = None) -> KVCache:
+        """Return an empty cache that suits this model and its device.
+
+        On a CPU it is float32: attention over bfloat16 keys is slower there.
+        """
+        dtype = torch.float32 if self.device.type == "cpu" else self.embedding.dtype
+        return KVCache(self.config, dtype=dtype, device=self.device, max_seq_len=max_seq_len)
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        input_ids: Tensor,
+        past_key_values: KVCache | None = None,
+        start_pos: int = 0,
+        *,
+        all_logits: bool = False,
+        check: Callable[[], None] | None = None,
+    ) -> tuple[Tensor, None, KVCache]:
+        """Run T new tokens after the `start_pos` ones that the cache holds.
+
+        Args:
+            input_ids: (1, T) token ids.
+            past_key_values: the cache so far; None starts an empty one. It is extended in place.
+            start_pos: how many positions the cache holds; must agree with it.
+            all_logits: whether to return the logits of every new position, not of the last alone.
+            check: called between layers; an exception from it leaves the cache as it was.
+
+        Returns:
+            Logits (1, T or 1, vocab_size) float32, no loss, the cache.
+        """
+        cache = self.new_cache() if past_key_values is None else past_key_values
+        if start_pos != cache.length:
+            raise ValueError(f"start_pos is {start_pos} but the cache holds {cache.length} tokens")
+        T = input_ids.shape[1]
+        cache.reserve(T)
+        x = F.embedding(input_ids[0], self.embedding).float()  # (T, dim)
+        cis = self.rotary(start_pos, T, x.device)
+        for block in self.blocks:
+            if check is not None:
+                check()
+            x = block(x, cis, cache)
+        cache.advance(T)
+        if not all_logits:
+            x = x[-1:]
+        logits: Tensor = self.head(self.norm(x)).float()
+        return logits[None], None, cache

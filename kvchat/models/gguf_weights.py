@@ -1,0 +1,108 @@
+"""GGUF files as weights and configuration of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvchat.engine.config import ModelConfig, RopeConfig
+from kvchat.engine.errors import ModelFileError, UnsupportedModelError
+from kvchat.models.families import GGUF_NAMES, Family, family_of_gguf, file_name
+from kvchat.models.gguf import GGUFFile
+from kvchat.models.gguf_blocks import q4_parts
+from kvchat.models.hf import check_config, size
+from kvchat.models.weights import Int4Parts
+
+
+class GGUFWeights:
+    """The weights of an open GGUF file."""
+
+    def __init__(self, file: GGUFFile) -> None:
+        self.file = file
+        self.config, self.family = model_config(file)
+        self.pairs = self.family.gguf_pairs
+        self.nbytes = sum(info.nbytes for info in file.tensors.values())
+
+    def has(self, name: str) -> bool:
+        """Whether the file holds a weight of this name."""
+        return file_name(GGUF_NAMES, name) in self.file.tensors
+
+    def dense(self, name: str, dtype: torch.dtype) -> Tensor:
+        """Return a weight unpacked to `dtype`."""
+        return self.file.tensor(file_name(GGUF_NAMES, name), dtype)
+
+    def int4(self, name: str) -> Int4Parts | None:
+        """Return the parts of a Q4_0 or Q4_1 weight."""
+        key = file_name(GGUF_NAMES, name)
+        kind = self.file.tensors[key].type
+        if kind.name not in ("Q4_0", "Q4_1"):
+            return None
+        return q4_parts(self.file.blocks(key), kind)
+
+    def release(self, name: str) -> int:
+        """Let go of the mapped pages of a weight; returns its bytes in the file."""
+        key = file_name(GGUF_NAMES, name)
+        self.file.release(key)
+        return self.file.tensors[key].nbytes
+
+
+def model_config(file: GGUFFile) -> tuple[ModelConfig, Family]:
+    """Translate a GGUF file's metadata into our terms.
+
+    Raises:
+        UnsupportedModelError: the architecture or its kind of rope scaling.
+        ModelFileError: a size is missing or makes no sense.
+    """
+    architecture = str(file.metadata.get("general.architecture", ""))
+    family = family_of_gguf(architecture)
+    prefix = f"{architecture}."
+    raw = {
+        key.removeprefix(prefix): value
+        for key, value in file.metadata.items()
+        if key.startswith(prefix)
+    }
+    if raw.get("expert_count"):
+        raise UnsupportedModelError("mixture-of-experts models are not supported yet")
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise ModelFileError("the GGUF file has no token embedding; fetch the model again")
+    dim, n_layers = size(raw, "embedding_length"), size(raw, "block_count")
+    n_heads = size(raw, "attention.head_count")
+    config = ModelConfig(
+        family=family.name,
+        dim=dim,
+        n_layers=n_layers,
+        n_heads=n_heads,
+        n_kv_heads=size(raw, "attention.head_count_kv", n_heads),
+        head_dim=size(raw, "attention.key_length", dim // n_heads),
+        hidden_dim=size(raw, "feed_forward_length"),
+        vocab_size=embedding.shape[0],
+        max_seq_len=size(raw, "context_length"),
+        norm_eps=float(raw.get("attention.layer_norm_rms_epsilon", 1e-5)),
+        rope=_rope(raw, file),
+        qk_norm=family.qk_norm,
+        sliding_windows=family.windows(
+            {"sliding_window": raw.get("attention.sliding_window")}, n_layers
+        ),
+        tied_embeddings="output.weight" not in file.tensors,
+    )
+    return check_config(config), family
+
+
+def _rope(raw: Mapping[str, Any], file: GGUFFile) -> RopeConfig:
+    """Read rotary settings; llama3 scaling is a tensor of divisors and not in the metadata."""
+    theta = float(raw.get("rope.freq_base", 10_000.0))
+    divisors = None
+    if "rope_freqs.weight" in file.tensors:
+        divisors = tuple(file.tensor("rope_freqs.weight", torch.float32).tolist())
+    kind = str(raw.get("rope.scaling.type", "none"))
+    factor = float(raw.get("rope.scaling.factor", raw.get("rope.scale_linear", 1.0)))
+    if kind in ("none", "linear"):
+        scaling = "linear" if factor not in (0.0, 1.0) else "none"
+        return RopeConfig(theta=theta, scaling=scaling, factor=factor, divisors=divisors)  # type: ignore[arg-type]
+    raise UnsupportedModelError(
+        f"rope scaling of type {kind} is not supported; supported are none, linear and llama3"
+    )

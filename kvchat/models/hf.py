@@ -1,0 +1,202 @@
+"""Hugging Face folders: config.json, safetensors weights, generation_config.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from kvchat.engine.config import ModelConfig, RopeConfig
+from kvchat.engine.errors import ModelFileError, UnsupportedModelError
+from kvchat.models.families import HF_NAMES, Family, family_of_hf, file_name
+from kvchat.models.weights import Int4Parts
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+"""Types of safetensors weights that can be run."""
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object; an absent file is an empty one.
+
+    Raises:
+        ModelFileError: the file is no JSON object.
+    """
+    if not path.exists():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelFileError(f"{path} cannot be read: {error}; fetch the model again") from error
+    if not isinstance(value, dict):
+        raise ModelFileError(f"{path} is not a JSON object; fetch the model again")
+    return value
+
+
+def model_config(raw: Mapping[str, Any]) -> tuple[ModelConfig, Family]:
+    """Translate config.json into our terms; the only place that knows its key names.
+
+    Raises:
+        UnsupportedModelError: the architecture or its kind of rope scaling.
+        ModelFileError: a size is missing or makes no sense.
+    """
+    family = family_of_hf([str(name) for name in raw.get("architectures") or []])
+    if raw.get("quantization_config"):
+        method = raw["quantization_config"].get("quant_method", "unknown")
+        raise UnsupportedModelError(
+            f"this folder's weights are quantised with {method}, which is not supported; "
+            "take the original weights or a GGUF file of the model"
+        )
+    if (act := raw.get("hidden_act", "silu")) != "silu":
+        raise UnsupportedModelError(f"the activation {act} is not supported; supported is silu")
+    dim, n_layers = size(raw, "hidden_size"), size(raw, "num_hidden_layers")
+    n_heads = size(raw, "num_attention_heads")
+    n_kv_heads = size(raw, "num_key_value_heads", n_heads)
+    config = ModelConfig(
+        family=family.name,
+        dim=dim,
+        n_layers=n_layers,
+        n_heads=n_heads,
+        n_kv_heads=n_kv_heads,
+        head_dim=size(raw, "head_dim", dim // n_heads),
+        hidden_dim=size(raw, "intermediate_size"),
+        vocab_size=size(raw, "vocab_size"),
+        max_seq_len=size(raw, "max_position_embeddings", 2048),
+        norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        rope=_rope(raw),
+        qk_norm=family.qk_norm,
+        sliding_windows=family.windows(raw, n_layers),
+        tied_embeddings=bool(raw.get("tie_word_embeddings", False)),
+    )
+    return check_config(config), family
+
+
+def size(raw: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    """Return a positive whole number from a configuration."""
+    value = raw.get(key)
+    if value is None:
+        value = default
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 2**31:
+        raise ModelFileError(f"the model's configuration gives {key} as {value!r}; fetch it again")
+    return value
+
+
+def check_config(config: ModelConfig) -> ModelConfig:
+    """Return the configuration if its sizes agree with each other."""
+    if config.n_heads % config.n_kv_heads or config.head_dim % 2:
+        raise ModelFileError(
+            f"the model's configuration has {config.n_heads} heads over {config.n_kv_heads} key "
+            f"heads of {config.head_dim} features, which do not divide; fetch it again"
+        )
+    return config
+
+
+def _rope(raw: Mapping[str, Any]) -> RopeConfig:
+    """Read rotary settings as transformers 5 (`rope_parameters`) and 4 (two keys) write them."""
+    given = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
+    theta = float(given.get("rope_theta", raw.get("rope_theta", 10_000.0)))
+    kind = given.get("rope_type", given.get("type", "default"))
+    if kind == "default":
+        return RopeConfig(theta=theta)
+    if kind == "linear":
+        return RopeConfig(theta=theta, scaling="linear", factor=float(given["factor"]))
+    if kind == "llama3":
+        return RopeConfig(
+            theta=theta,
+            scaling="llama3",
+            factor=float(given["factor"]),
+            low_freq_factor=float(given["low_freq_factor"]),
+            high_freq_factor=float(given["high_freq_factor"]),
+            original_max_seq_len=int(given["original_max_position_embeddings"]),
+        )
+    raise UnsupportedModelError(
+        f"rope scaling of type {kind} is not supported; supported are default, linear and llama3"
+    )
+
+
+class HFWeights:
+    """The weights of a Hugging Face folder, memory-mapped."""
+
+    pairs = False
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.config, self.family = model_config(read_json(folder / "config.json"))
+        self._files: dict[str, Any] = {}
+        self._homes = self._find_weights()
+        self.nbytes = sum(path.stat().st_size for path in set(self._homes.values()))
+
+    def has(self, name: str) -> bool:
+        """Whether the folder holds a weight of this name."""
+        return file_name(HF_NAMES, name) in self._homes
+
+    def dense(self, name: str, dtype: torch.dtype) -> Tensor:
+        """Return a weight in `dtype`."""
+        key = file_name(HF_NAMES, name)
+        path = self._homes[key]
+        file = self._open(path)
+        kind = file.get_slice(key).get_dtype()
+        if kind not in DTYPES:
+            raise UnsupportedModelError(
+                f"the weight {key} in {path.name} has the type {kind}; supported are "
+                + ", ".join(DTYPES)
+            )
+        tensor: Tensor = file.get_tensor(key)
+        return tensor.to(dtype)
+
+    def int4(self, name: str) -> Int4Parts | None:
+        """Safetensors files hold no 4-bit blocks."""
+        return None
+
+    def release(self, name: str) -> int:
+        """Return a weight's bytes in the file."""
+        key = file_name(HF_NAMES, name)
+        part = self._open(self._homes[key]).get_slice(key)
+        count = 1
+        for n in part.get_shape():
+            count *= n
+        return count * DTYPES[part.get_dtype()].itemsize
+
+    def _find_weights(self) -> dict[str, Path]:
+        """Map every weight in the folder to its file."""
+        index = read_json(self.folder / "model.safetensors.index.json")
+        if index:
+            homes = {}
+            for key, name in dict(index.get("weight_map") or {}).items():
+                path = self.folder / Path(str(name)).name
+                if not path.exists():
+                    raise ModelFileError(f"{path} is missing; fetch the model again")
+                homes[str(key)] = path
+            return homes
+        files = sorted(self.folder.glob("*.safetensors"))
+        if not files:
+            raise self._no_weights()
+        return {key: path for path in files for key in self._open(path).keys()}  # noqa: SIM118
+
+    def _no_weights(self) -> Exception:
+        pickled = [p.name for e in ("bin", "pt", "pth") for p in self.folder.glob(f"*.{e}")]
+        if pickled:
+            return UnsupportedModelError(
+                f"{self.folder} holds its weights as {pickled[0]}, a pickle: opening one can run "
+                "any program, so it is refused; fetch the model's safetensors or a GGUF file"
+            )
+        return ModelFileError(f"{self.folder} holds no safetensors weights; fetch the model again")
+
+    def _open(self, path: Path) -> Any:
+        if path not in self._files:
+            try:
+                self._files[path] = safe_open(path, framework="pt").__enter__()
+            except (OSError, SafetensorError) as error:
+                raise ModelFileError(
+                    f"{path} is not a sound safetensors file ({error}); fetch the model again"
+                ) from error
+        return self._files[path]

@@ -1,0 +1,234 @@
+"""From a name or a path to a model that answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from kvchat.engine.config import ModelConfig
+from kvchat.engine.engine import STASH_BUDGET, Engine
+from kvchat.engine.errors import SettingError, UnsupportedModelError
+from kvchat.engine.model import Transformer
+from kvchat.engine.types import LIMITS, LoadProgress, SamplingParams
+from kvchat.models.catalog import DEFAULT_MODEL
+from kvchat.models.gguf import GGUFFile
+from kvchat.models.gguf_weights import GGUFWeights
+from kvchat.models.hf import HFWeights, read_json
+from kvchat.models.locate import locate, require
+from kvchat.models.pull import pull
+from kvchat.models.template import ChatTemplate, Message
+from kvchat.models.tokenizer import Tokenizer
+from kvchat.models.weights import Quant, WeightSource, build_transformer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class LanguageModel:
+    """A loaded model with everything it needs to chat."""
+
+    name: str
+    path: Path
+    engine: Engine
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    defaults: SamplingParams
+    """The author's sampling settings where the model carries some, else ours."""
+    dtype: str
+    quant: Quant
+    device: str
+
+    @property
+    def model(self) -> Transformer:
+        """The Transformer itself."""
+        return self.engine.model
+
+    @property
+    def config(self) -> ModelConfig:
+        """Sizes of the Transformer."""
+        return self.engine.config
+
+    def __call__(
+        self, input_ids: Tensor, past_key_values: Any = None, start_pos: int = 0
+    ) -> tuple[Tensor, None, Any]:
+        """Run tokens as `Transformer.forward` does, so that a TextGenerator takes this too."""
+        output: tuple[Tensor, None, Any] = self.model(input_ids, past_key_values, start_pos)
+        return output
+
+    def score(self, token_ids: Sequence[int]) -> Tensor:
+        """Return the logits (T, vocab_size) float32 of a fresh run."""
+        return self.engine.score(token_ids)
+
+    def render(
+        self,
+        messages: Sequence[Message | Mapping[str, str]],
+        add_generation_prompt: bool = True,
+        now: datetime | None = None,
+    ) -> str:
+        """Render messages, as objects or as mappings with role and content, with the template."""
+        plain = [m if isinstance(m, Message) else Message(**m) for m in messages]
+        return self.template.render(plain, add_generation_prompt=add_generation_prompt, now=now)
+
+
+def load(
+    name_or_path: str = DEFAULT_MODEL,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    quant: Quant = "auto",
+    ctx: int | None = None,
+    threads: int | None = None,
+    stash_bytes: int = STASH_BUDGET,
+    progress: Callable[[LoadProgress], None] | None = None,
+) -> LanguageModel:
+    """Load a model by name, folder or .gguf file; the default model is fetched if it is absent.
+
+    Args:
+        name_or_path: a catalogue name, a file or folder, or what `kvchat models` lists.
+        device: auto, cpu, cuda, cuda:N or mps.
+        dtype: auto, float32, float16 or bfloat16: the type of weights that are not quantised.
+        quant: class of the weights of linear layers, see `kvchat.models.weights.Quant`.
+        ctx: size of the context in tokens; the model's own by default.
+        threads: compute threads on a CPU.
+        stash_bytes: host memory for cut-off parts of the cache.
+        progress: called as weights are read; an exception from it ends the load.
+
+    Raises:
+        KvchatError: with the cause and the remedy.
+    """
+    path = locate(name_or_path)
+    if path is None:
+        path = pull(DEFAULT_MODEL) if name_or_path == DEFAULT_MODEL else require(name_or_path)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    where = pick_device(device)
+    kind = pick_dtype(dtype, where)
+    quant = pick_quant(quant, dtype, where)
+    source, tokenizer, template, sampling = _open(path)
+    if ctx is not None and not 1 <= ctx <= source.config.max_seq_len:
+        raise SettingError(
+            f"--ctx {ctx} is outside 1 to {source.config.max_seq_len}, the model's own context"
+        )
+    model = build_transformer(source, dtype=kind, quant=quant, device=where, progress=progress)
+    engine = Engine(
+        model,
+        eog_ids=tokenizer.eog_ids,
+        exempt_ids=tokenizer.exempt_ids,
+        max_seq_len=ctx,
+        stash_budget=stash_bytes,
+    )
+    return LanguageModel(
+        name=name_or_path,
+        path=path,
+        engine=engine,
+        tokenizer=tokenizer,
+        template=template,
+        defaults=author_settings(sampling),
+        dtype=str(kind).removeprefix("torch."),
+        quant=quant,
+        device=str(where),
+    )
+
+
+def pick_device(name: str) -> torch.device:
+    """Return the device of a name; auto takes CUDA, then MPS, then the CPU.
+
+    Raises:
+        SettingError: there is no such device here.
+    """
+    available = {
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+        "cpu": True,
+    }
+    if name == "auto":
+        return torch.device(next(kind for kind, there in available.items() if there))
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise SettingError(f"{name} is no device; use auto, cpu, cuda or mps") from error
+    if not available.get(device.type, False):
+        raise SettingError(f"there is no {device.type} device here; use --device auto or cpu")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise SettingError(f"there are {torch.cuda.device_count()} CUDA devices; {name} is none")
+    return device
+
+
+def pick_dtype(name: str, device: torch.device) -> torch.dtype:
+    """Return the dtype of a name; auto takes bfloat16 where the device multiplies it quickly.
+
+    Raises:
+        SettingError: no such dtype.
+    """
+    if name == "auto":
+        if device.type == "cuda":
+            return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+        if device.type == "mps":
+            return torch.float16
+        return torch.bfloat16 if _cpu_multiplies_bfloat16() else torch.float32
+    if name not in DTYPES:
+        raise SettingError(f"{name} is no dtype; use auto, {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def pick_quant(quant: str, dtype: str, device: torch.device) -> Quant:
+    """Return the class of weights to use; auto obeys a dtype that was asked for.
+
+    Raises:
+        SettingError: no such class.
+        UnsupportedModelError: quantised weights on a device whose operators are not there.
+    """
+    if quant not in ("auto", "none", "int8", "int4"):
+        raise SettingError(f"{quant} is no quantisation; use auto, none, int8 or int4")
+    if quant == "auto":
+        return "auto" if device.type == "cpu" and dtype == "auto" else "none"
+    if quant != "none" and device.type != "cpu":
+        raise UnsupportedModelError(
+            f"{quant} weights run on the CPU only so far; use --quant none or --device cpu"
+        )
+    return quant  # type: ignore[return-value]
+
+
+def author_settings(given: Mapping[str, Any]) -> SamplingParams:
+    """Return our defaults, overridden by the sampling settings that a model carries.
+
+    Values out of range are ignored: they are somebody else's slip, not the user's.
+    """
+    params = SamplingParams()
+    for name in LIMITS.keys() & given.keys() - {"seed", "max_tokens"}:
+        try:
+            params = params.updated(**{name: given[name]})
+        except SettingError:
+            continue
+    return params
+
+
+def _open(path: Path) -> tuple[WeightSource, Tokenizer, ChatTemplate, Mapping[str, Any]]:
+    if path.is_dir():
+        tokenizer = Tokenizer.from_folder(path)
+        template = ChatTemplate.from_folder(path, tokenizer)
+        return HFWeights(path), tokenizer, template, read_json(path / "generation_config.json")
+    file = GGUFFile(path)
+    source = GGUFWeights(file)
+    tokenizer = Tokenizer.from_gguf_metadata(file.metadata)
+    template = ChatTemplate.from_gguf_metadata(file.metadata, tokenizer)
+    prefix = "general.sampling."
+    sampling = {
+        key.removeprefix(prefix).replace("temp", "temperature"): value
+        for key, value in file.metadata.items()
+        if key.startswith(prefix)
+    }
+    return source, tokenizer, template, sampling
+
+
+def _cpu_multiplies_bfloat16() -> bool:
+    """Whether this CPU has bfloat16 instructions; elsewhere torch converts at every use."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -1,0 +1,220 @@
+"""From named weights in a file to a Transformer in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from kvchat.engine.config import ModelConfig
+from kvchat.engine.errors import ModelFileError
+from kvchat.engine.layers import MLP, Attention, Block, RMSNorm
+from kvchat.engine.linear import AnyLinear, Int4Linear, Int8Linear, Linear
+from kvchat.engine.model import Transformer
+from kvchat.engine.types import LoadProgress
+
+Quant = Literal["auto", "none", "int8", "int4"]
+"""Class of the linear weights: `auto` keeps what the file holds where an operator takes it,
+`none` unpacks everything to the model's dtype, the others round what is not so already."""
+
+Int4Parts = tuple[Tensor, Tensor, Tensor]
+"""q (out, in) uint8, scale and minimum (out, in / 32): weights are q × scale + minimum."""
+
+
+class WeightSource(Protocol):
+    """A model file: weights by our names, as in `kvchat.models.families`."""
+
+    config: ModelConfig
+    pairs: bool
+    """Whether query and key rows have the two features of a rotation side by side."""
+    nbytes: int
+    """Bytes of all weights in the file."""
+
+    def has(self, name: str) -> bool:
+        """Whether the file holds a weight of this name."""
+
+    def dense(self, name: str, dtype: torch.dtype) -> Tensor:
+        """Return a weight unpacked to `dtype`; a view of the mapped file where that is it."""
+
+    def int4(self, name: str) -> Int4Parts | None:
+        """Return a weight's 4-bit parts, or None when the file holds it otherwise."""
+
+    def release(self, name: str) -> int:
+        """Let go of the mapped pages of a weight; returns its bytes in the file."""
+
+
+def build_transformer(
+    source: WeightSource,
+    *,
+    dtype: torch.dtype,
+    quant: Quant,
+    device: torch.device,
+    progress: Callable[[LoadProgress], None] | None = None,
+) -> Transformer:
+    """Read all weights and put the model together on its device.
+
+    `progress` is called after every weight; an exception from it ends the load.
+
+    Raises:
+        ModelFileError: a weight is missing or has a shape that the configuration denies.
+    """
+    builder = _Builder(source, dtype, quant, device, progress)
+    config = source.config
+    embedding = builder.dense("embedding.weight", (config.vocab_size, config.dim))
+    blocks = [builder.block(i) for i in range(config.n_layers)]
+    norm = builder.norm("norm.weight", config.dim)
+    head: AnyLinear = Linear(embedding)
+    if not config.tied_embeddings:
+        head = builder.linear([_Rows("head", config.vocab_size)], config.dim)
+    return Transformer(config, embedding=embedding, blocks=blocks, norm=norm, head=head).eval()
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """One of the matrices that are stacked into one linear layer."""
+
+    name: str
+    out_features: int
+    rotated: bool = False
+    """Queries and keys: rows may have to be reordered."""
+
+
+class _Builder:
+    def __init__(
+        self,
+        source: WeightSource,
+        dtype: torch.dtype,
+        quant: Quant,
+        device: torch.device,
+        progress: Callable[[LoadProgress], None] | None,
+    ) -> None:
+        self.source = source
+        self.config = source.config
+        self.dtype = dtype
+        self.quant = quant
+        self.device = device
+        self.progress = progress
+        self.done = 0
+
+    def block(self, i: int) -> Block:
+        c = self.config
+        prefix = f"{i}."
+        q_width, kv_width = c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim
+        wqkv = self.linear(
+            [
+                _Rows(f"{prefix}wq", q_width, rotated=True),
+                _Rows(f"{prefix}wk", kv_width, rotated=True),
+                _Rows(f"{prefix}wv", kv_width),
+            ],
+            c.dim,
+        )
+        attention = Attention(
+            c,
+            i,
+            wqkv=wqkv,
+            wo=self.linear([_Rows(f"{prefix}wo", c.dim)], q_width),
+            q_norm=self.head_norm(f"{prefix}q_norm.weight") if c.qk_norm else None,
+            k_norm=self.head_norm(f"{prefix}k_norm.weight") if c.qk_norm else None,
+        )
+        gate_up = [_Rows(f"{prefix}w_gate", c.hidden_dim), _Rows(f"{prefix}w_up", c.hidden_dim)]
+        mlp = MLP(
+            self.linear(gate_up, c.dim),
+            self.linear([_Rows(f"{prefix}w_down", c.dim)], c.hidden_dim),
+        )
+        return Block(
+            self.norm(f"{prefix}attention_norm.weight", c.dim),
+            attention,
+            self.norm(f"{prefix}mlp_norm.weight", c.dim),
+            mlp,
+        )
+
+    def norm(self, name: str, width: int) -> RMSNorm:
+        return RMSNorm(self.dense(name, (width,), torch.float32), self.config.norm_eps)
+
+    def head_norm(self, name: str) -> RMSNorm:
+        weight = self.dense(name, (self.config.head_dim,), torch.float32)
+        return RMSNorm(self._paired(weight), self.config.norm_eps)
+
+    def linear(self, rows: list[_Rows], in_features: int) -> AnyLinear:
+        """Build one linear layer from stacked matrices, in the class that `quant` asks for."""
+        out_features = sum(part.out_features for part in rows)
+        bias = self._bias(rows)
+        fits_int4 = Int4Linear.fits(out_features, in_features)
+        if self.quant in ("auto", "int4") and fits_int4:
+            parts = [self._int4(part, in_features) for part in rows]
+            if all(part is not None for part in parts):
+                q, scale, minimum = (torch.cat(t) for t in zip(*parts, strict=True))  # type: ignore[arg-type]
+                self._release(rows)
+                return Int4Linear.pack(q, scale, minimum, bias)
+        weight = torch.cat([self._dense_rows(part, in_features) for part in rows])
+        self._release(rows)
+        if self.quant == "int8":
+            return Int8Linear.quantise(weight, bias)
+        if self.quant == "int4" and fits_int4:
+            return Int4Linear.quantise(weight, bias)
+        return Linear(weight, bias)
+
+    def dense(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+        """Read one weight by itself."""
+        tensor = self._read(name, shape, dtype or self.dtype).to(self.device)
+        self._count(name)
+        return tensor
+
+    def _read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        if not self.source.has(name):
+            raise ModelFileError(f"the model file lacks the weight {name}; fetch it again")
+        tensor = self.source.dense(name, dtype)
+        if tuple(tensor.shape) != shape:
+            raise ModelFileError(
+                f"the weight {name} has the shape {tuple(tensor.shape)} where the model's "
+                f"configuration says {shape}; the file is damaged or of an unknown variant"
+            )
+        return tensor
+
+    def _dense_rows(self, part: _Rows, in_features: int) -> Tensor:
+        shape = (part.out_features, in_features)
+        weight = self._read(f"{part.name}.weight", shape, self.dtype)
+        return (self._paired(weight) if part.rotated else weight).to(self.device)
+
+    def _int4(self, part: _Rows, in_features: int) -> Int4Parts | None:
+        name = f"{part.name}.weight"
+        found = self.source.int4(name) if self.source.has(name) else None
+        if found is None or tuple(found[0].shape) != (part.out_features, in_features):
+            return None
+        if part.rotated:
+            q, scale, minimum = (self._paired(t) for t in found)
+            return q, scale, minimum
+        return found
+
+    def _bias(self, rows: list[_Rows]) -> Tensor | None:
+        if not any(self.source.has(f"{part.name}.bias") for part in rows):
+            return None
+        biases = []
+        for part in rows:
+            bias = self._read(f"{part.name}.bias", (part.out_features,), self.dtype)
+            biases.append(self._paired(bias) if part.rotated else bias)
+            self._count(f"{part.name}.bias")
+        return torch.cat(biases).to(self.device)
+
+    def _paired(self, t: Tensor) -> Tensor:
+        """Put the two features of each rotation side by side, head by head.
+
+        Files that rotate feature i with i + head_dim / 2 are reordered once, here, so that the
+        model knows one rotation. Blocks of quantised weights run along a row and move with it.
+        """
+        if self.source.pairs:
+            return t
+        halves = t.unflatten(0, (-1, 2, self.config.head_dim // 2))  # (heads, 2, head_dim / 2, …)
+        return halves.transpose(1, 2).flatten(0, 2)
+
+    def _release(self, rows: list[_Rows]) -> None:
+        for part in rows:
+            self._count(f"{part.name}.weight")
+
+    def _count(self, name: str) -> None:
+        self.done += self.source.release(name)
+        if self.progress is not None:
+            self.progress(LoadProgress(self.done, self.source.nbytes, name))
