@@ -25,7 +25,14 @@ _HOMES = {
     "sample_next_token": "sampling",
 }
 
-__all__ = [*sorted(_HOMES)]
+__all__ = [
+    "Engine",
+    "KVCache",
+    "ModelConfig",
+    "SamplingParams",
+    "TextGenerator",
+    "sample_next_token",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -74,14 +74,13 @@ class Sampler:
         _check_drawable(model_scores)
         top = leading(model_scores, CANDIDATES)
         top_logprobs: Scores = torch.log_softmax(host, dim=0).numpy()[top]
-        log_normaliser = model_scores[top[0]] - top_logprobs[0]
         exempt_ids = () if params.penalise_all else self._exempt_ids
         scores = penalise(model_scores, context, params, exempt_ids)
         _check_drawable(scores)
         token_id, after = _choose(scores, params, generator)
         return Draw(
             id=token_id,
-            logprob=float(model_scores[token_id] - log_normaliser),
+            logprob=float(top_logprobs[0] - (model_scores[top[0]] - model_scores[token_id])),
             before=_candidates(top, top_logprobs),
             after=after,
         )

@@ -27,8 +27,11 @@ Mask = NDArray[np.bool_]
 
 _LOWEST = np.finfo(np.float32).min
 _GROUP = 32
+"""Scores behind one maximum: small enough for many groups, large enough to spare most scores."""
 _BINS = 2048
+"""Of a histogram; counted in int16."""
 _CHEAP_SORT = 1024
+"""Sorting so few costs no more than a histogram."""
 
 
 def distribution(

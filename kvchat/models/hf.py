@@ -131,7 +131,7 @@ class HFWeights:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.config, self.family = model_config(read_json(folder / "config.json"))
-        self._files: dict[str, Any] = {}
+        self._files: dict[Path, Any] = {}
         self._homes = self._find_weights()
         self.nbytes = sum(path.stat().st_size for path in set(self._homes.values()))
 
@@ -194,7 +194,7 @@ class HFWeights:
     def _open(self, path: Path) -> Any:
         if path not in self._files:
             try:
-                self._files[path] = safe_open(path, framework="pt").__enter__()
+                self._files[path] = safe_open(str(path), framework="pt")
             except (OSError, SafetensorError) as error:
                 raise ModelFileError(
                     f"{path} is not a sound safetensors file ({error}); fetch the model again"

@@ -15,7 +15,7 @@ from kvchat.engine.engine import STASH_BUDGET, Engine
 from kvchat.engine.errors import SettingError, UnsupportedModelError
 from kvchat.engine.model import Transformer
 from kvchat.engine.types import LIMITS, LoadProgress, SamplingParams
-from kvchat.models.catalog import DEFAULT_MODEL
+from kvchat.models import gguf_tokenizer, hf_tokenizer
 from kvchat.models.gguf import GGUFFile
 from kvchat.models.gguf_weights import GGUFWeights
 from kvchat.models.hf import HFWeights, read_json
@@ -27,6 +27,9 @@ from kvchat.models.weights import Quant, WeightSource, build_transformer
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+DEFAULT_MODEL = "smollm2"
+"""The model that is fetched by itself when it is asked for and absent."""
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -213,13 +216,14 @@ def author_settings(given: Mapping[str, Any]) -> SamplingParams:
 
 def _open(path: Path) -> tuple[WeightSource, Tokenizer, ChatTemplate, Mapping[str, Any]]:
     if path.is_dir():
-        tokenizer = Tokenizer.from_folder(path)
-        template = ChatTemplate.from_folder(path, tokenizer)
+        tokenizer = hf_tokenizer.from_folder(path)
+        settings = read_json(path / "tokenizer_config.json")
+        template = ChatTemplate.from_folder(path, settings, [tokenizer.decode([i]) for i in tokenizer.control_ids])
         return HFWeights(path), tokenizer, template, read_json(path / "generation_config.json")
     file = GGUFFile(path)
     source = GGUFWeights(file)
-    tokenizer = Tokenizer.from_gguf_metadata(file.metadata)
-    template = ChatTemplate.from_gguf_metadata(file.metadata, tokenizer)
+    tokenizer = gguf_tokenizer.from_gguf_metadata(file.metadata)
+    template = ChatTemplate.from_gguf_metadata(file.metadata)
     prefix = "general.sampling."
     sampling = {
         key.removeprefix(prefix).replace("temp", "temperature"): value

@@ -208,7 +208,8 @@ class _Builder:
         if self.source.pairs:
             return t
         halves = t.unflatten(0, (-1, 2, self.config.head_dim // 2))  # (heads, 2, head_dim / 2, …)
-        return halves.transpose(1, 2).flatten(0, 2)
+        paired: Tensor = halves.transpose(1, 2).flatten(0, 2)
+        return paired
 
     def _release(self, rows: list[_Rows]) -> None:
         for part in rows:
