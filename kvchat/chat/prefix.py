@@ -47,6 +47,8 @@ _EXCERPT = 32
 _OCCURRENCES = 64
 """How often a passage is looked for; a reply such as "a" occurs everywhere."""
 
+_GUARDS = "\n.a"
+
 _STRETCH_END = re.compile(r"\s*(?:[\ud800-\udfff]|\Z)")
 _EDGE = re.compile(r"[\s\ud800-\udfff]")
 
@@ -196,15 +198,17 @@ def _encode(tokenizer: PlainTokenizer, spelled: str, ids: list[int]) -> None:
 def _encode_inside(tokenizer: PlainTokenizer, text: str) -> list[int]:
     """Return the ids of text that follows other text.
 
-    Some SentencePiece tokenizers begin every text with a space. A line break in front of it takes
-    that space, and both are dropped.
+    Some SentencePiece tokenizers begin every text with a space. A character in front of it takes
+    that space, and both are dropped; it must be one that does not merge with the text.
     """
     ids = tokenizer.encode_plain(text)
     if text_of(tokenizer, ids) == text:
         return ids
-    line_break = tokenizer.encode_plain("\n")
-    behind = tokenizer.encode_plain("\n" + text)
-    return behind[len(line_break) :] if behind[: len(line_break)] == line_break else ids
+    for guard in _GUARDS:
+        alone, guarded = tokenizer.encode_plain(guard), tokenizer.encode_plain(guard + text)
+        if guarded[: len(alone)] == alone:
+            return guarded[len(alone) :]
+    return ids
 
 
 @dataclass(frozen=True, slots=True)
