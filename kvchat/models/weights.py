@@ -151,7 +151,7 @@ class _Builder:
                 return Int4Linear.pack(q, scale, minimum, bias)
         weight = torch.cat([self._dense_rows(part, in_features) for part in rows])
         self._release(rows)
-        if self.quant == "int8":
+        if self.quant == "int8" and Int8Linear.fits(out_features, in_features):
             return Int8Linear.quantise(weight, bias)
         if self.quant == "int4" and fits_int4:
             return Int4Linear.quantise(weight, bias)

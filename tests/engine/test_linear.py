@@ -1,0 +1,124 @@
+"""Quantised linear layers against the dense matrices they stand for."""
+
+from __future__ import annotations
+
+import gguf
+import pytest
+import torch
+from torch import Tensor
+
+from kvchat.engine.linear import Int4Linear, Int8Linear, Linear, weight_bytes
+from kvchat.models.gguf_blocks import q4_parts
+from kvchat.models.gguf_types import GGMLType
+
+ROWS = pytest.mark.parametrize("T", [1, 2, 17])
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@ROWS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_dense_takes_any_activations(T: int, dtype: torch.dtype, with_bias: bool) -> None:
+    weight, x = normal(24, 40).to(dtype), normal(T, 40, seed=1)
+    bias = normal(24, seed=2).to(dtype) if with_bias else None
+    exact = x.to(dtype).double() @ weight.double().T + (0 if bias is None else bias.double())
+    y = Linear(weight, bias)(x)
+    assert y.dtype == dtype
+    torch.testing.assert_close(
+        y.double(), exact, atol=0.15 if dtype != torch.float32 else 1e-5, rtol=0
+    )
+
+
+@ROWS
+@pytest.mark.parametrize("shape", [(32, 64), (48, 96), (7, 48), (1, 16)])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_int8(T: int, shape: tuple[int, int], with_bias: bool) -> None:
+    weight, x = normal(*shape), normal(T, shape[1], seed=1)
+    bias = normal(shape[0], seed=2) if with_bias else None
+    layer = Int8Linear.quantise(weight, bias)
+    held = layer.q.double() * layer.scale.double()[:, None]
+    step = layer.scale.double()[:, None]
+    assert ((held - weight.double()).abs() <= step * 0.51).all()
+    assert_equal_up_to_bfloat16(layer(x), x, held, bias)
+
+
+def test_int8_of_nothing_but_zeros() -> None:
+    layer = Int8Linear.quantise(torch.zeros(16, 32))
+    assert not layer(normal(3, 32)).any()
+
+
+@ROWS
+@pytest.mark.parametrize("shape", [(16, 32), (48, 96), (64, 160)])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_int4(T: int, shape: tuple[int, int], with_bias: bool) -> None:
+    weight, x = normal(*shape), normal(T, shape[1], seed=1)
+    bias = normal(shape[0], seed=2) if with_bias else None
+    layer = Int4Linear.quantise(weight, bias)
+    held = unpacked(layer)
+    step = layer.scale_zero[..., 0].T.double().repeat_interleave(32, dim=1)
+    assert ((held - weight.double()).abs() <= step * 0.6).all()
+    assert_equal_up_to_bfloat16(layer(x), x, held, bias)
+
+
+@pytest.mark.parametrize("kind", [GGMLType.Q4_0, GGMLType.Q4_1])
+def test_int4_holds_gguf_blocks_as_they_are(kind: GGMLType) -> None:
+    number = gguf.GGMLQuantizationType[kind.name]
+    blocks = gguf.quants.quantize(normal(48, 96).numpy(), number)
+    q, scale, minimum = q4_parts(torch.from_numpy(blocks), kind)
+    dense = torch.from_numpy(gguf.quants.dequantize(blocks, number)).double()
+    spread = scale.double().abs().repeat_interleave(32, dim=1)
+    exact = q.double() * scale.double().repeat_interleave(32, dim=1)
+    exact += minimum.double().repeat_interleave(32, dim=1)
+    assert ((exact - dense).abs() <= 1e-3 * spread).all()
+    # A bfloat16 keeps 8 bits, so a weight of up to 15 scales moves by up to a few hundredths.
+    held = unpacked(Int4Linear.pack(q, scale, minimum))
+    assert ((held - dense).abs() <= (15 + 8) * 2**-8 * spread).all()
+
+
+@pytest.mark.parametrize(
+    ("in_features", "fits"), [(16, True), (576, True), (40, False), (8, False)]
+)
+def test_int8_fits(in_features: int, fits: bool) -> None:
+    assert Int8Linear.fits(7, in_features) == fits
+
+
+@pytest.mark.parametrize(
+    ("out_features", "in_features", "fits"),
+    [(16, 32, True), (576, 1536, True), (24, 32, False), (16, 48, False), (8, 31, False)],
+)
+def test_int4_fits(out_features: int, in_features: int, fits: bool) -> None:
+    assert Int4Linear.fits(out_features, in_features) == fits
+
+
+def test_weight_bytes_counts_shared_weights_once() -> None:
+    shared = normal(8, 4)
+    layers = torch.nn.ModuleList([Linear(shared), Linear(shared), Linear(normal(2, 4), normal(2))])
+    assert weight_bytes(layers) == 4 * (32 + 8 + 2)
+
+
+def unpacked(layer: Int4Linear) -> Tensor:
+    """The weights that the operator multiplies with, read off its products with unit vectors."""
+    in_features = layer.packed.shape[1] * 2
+    bare = Int4Linear(layer.packed, layer.scale_zero)
+    columns = bare(torch.eye(in_features)).double().T
+    scale, zero = layer.scale_zero.double().permute(2, 1, 0)  # (out, in / 32) each
+    scale, zero = (t.repeat_interleave(32, dim=1) for t in (scale, zero))
+    levels = ((columns - zero) / scale).round()
+    assert levels.min() >= -8
+    assert levels.max() <= 7
+    return levels * scale + zero
+
+
+def assert_equal_up_to_bfloat16(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """Compare with a float64 product; the error allowed is bfloat16's in x and in the result."""
+    x = x.to(torch.bfloat16).double()
+    exact = x @ weight.T
+    size = x.abs() @ weight.abs().T
+    if bias is not None:
+        exact, size = exact + bias.double(), size + bias.double().abs()
+    assert y.shape == exact.shape
+    assert ((y.double() - exact).abs() <= 2**-7 * size + 1e-6).all()
+    assert (y.double() - exact).norm() <= 2**-7 * exact.norm()
