@@ -35,11 +35,11 @@ from kvchat.chat.decoded import (
     DecodedContext,
     PlainTokenizer,
     clean,
-    common_prefix,
     spell,
     text_of,
     unspell,
 )
+from kvchat.engine.token_ids import common_prefix
 
 _EXCERPT = 32
 """Characters of an excerpt, and more tokens than it can need."""
@@ -113,14 +113,16 @@ def plan(
     _encode(base.tokenizer, rest[done:], ids)
 
     kept = cut + common_prefix(base.ids[cut:], ids[cut:])
-    return Plan(ids, kept, generated, _divergence(base, ids, kept))
+    return Plan(ids, kept, generated, divergence(base.tokenizer, base.ids, ids))
 
 
-def _divergence(base: DecodedContext, ids: list[int], kept: int) -> Divergence | None:
-    if kept == len(base.ids):
+def divergence(tokenizer: PlainTokenizer, cached: list[int], ids: list[int]) -> Divergence | None:
+    """Return where `ids` stop being those in the cache; None where all cached ids are kept."""
+    kept = common_prefix(cached, ids)
+    if kept == len(cached):
         return None
     expected, found = (
-        text_of(base.tokenizer, side[kept : kept + _EXCERPT])[:_EXCERPT] for side in (base.ids, ids)
+        text_of(tokenizer, side[kept : kept + _EXCERPT])[:_EXCERPT] for side in (cached, ids)
     )
     return Divergence(kept, expected, found)
 
@@ -134,29 +136,28 @@ class _Rendering:
     """
 
     def __init__(self, base: DecodedContext, segments: Iterable[int | str]) -> None:
-        self._raw: list[str] = []  # each segment as rendered
-        self._compared: list[str] = []  # and as its comparison went furthest
+        joined = list(_joined(segments))
+        is_text = [isinstance(segment, str) for segment in joined]
+        self.bounded = True in is_text and False in is_text[is_text.index(True) :]
+        self._raw = [clean(s) if isinstance(s, str) else spell(s) for s in joined]
+
+        # Up to the first difference: each segment as its comparison went furthest, and its place.
+        self._compared: list[str] = []
         self._starts: list[int] = []
-        self.matched = 0
-        self.bounded = False
-        length, has_text = 0, False
+        place = 0
         base.begin_rendering()
-        for segment in _joined(segments):
-            is_text = isinstance(segment, str)
-            raw = text = clean(segment) if isinstance(segment, str) else spell(segment)
-            if self.matched == length:
-                same = _same(base, length, raw)
-                if is_text and same < len(raw) and length + same < len(base.text):
-                    encoded = base.as_encoded(raw, at_start=not self._raw)
-                    if (further := _same(base, length, encoded)) > same:
-                        text, same = encoded, further
-                self.matched += same
-            self.bounded |= has_text and not is_text
-            has_text |= is_text
-            self._raw.append(raw)
+        for n, raw in enumerate(self._raw):
+            text, same = raw, _same(base, place, raw)
+            if same < len(raw) and is_text[n] and place + same < len(base.text):
+                encoded = base.as_encoded(raw, at_start=n == 0)
+                if (further := _same(base, place, encoded)) > same:
+                    text, same = encoded, further
             self._compared.append(text)
-            self._starts.append(length)
-            length += len(text)
+            self._starts.append(place)
+            place += same
+            if same < len(text):
+                break
+        self.matched = place
 
     def rest(self, place: int) -> str:
         """Return what follows this place, which is not beyond `matched`."""
@@ -230,12 +231,11 @@ def _replies_in(
     message is not taken for the reply. A template that uses control tokens ends every reply with
     one; else a reply must stand alone between white space.
     """
+    ends_like_a_reply = _ends_stretch if bounded else _stands_alone
     found: list[_Reply] = []
     limit = len(text)
     for passage in reversed(passages):
-        fits: list[Callable[[str, int, int], bool]] = [_ends_stretch] if bounded else []
-        if not bounded or not passage.ids:
-            fits.append(_stands_alone)
+        fits = ends_like_a_reply if passage.ids else _anywhere
         place = _locate(text, clean(passage.text), limit, fits)
         if place is None:
             continue
@@ -247,22 +247,29 @@ def _replies_in(
 
 
 def _locate(
-    text: str, wanted: str, limit: int, fits: Iterable[Callable[[str, int, int], bool]]
+    text: str, wanted: str, limit: int, fits: Callable[[str, int, int], bool]
 ) -> range | None:
-    """Return the last place before `limit` where `wanted` stands, as it is or trimmed."""
+    """Return the last place before `limit` where `wanted` stands, as it is or else trimmed."""
     trimmed = wanted.strip()
-    if not trimmed or len(trimmed) > limit:
+    if not trimmed:
         return None
-    for fit in fits:
-        for form in dict.fromkeys((wanted, trimmed)):
-            start = text.rfind(form, 0, limit)
-            for _ in range(_OCCURRENCES):
-                if start < 0:
-                    break
-                if fit(text, start, start + len(form)):
-                    return range(start, start + len(form))
-                start = text.rfind(form, 0, start + len(form) - 1)
+    stop = limit
+    for _ in range(_OCCURRENCES):
+        start = text.rfind(trimmed, 0, stop)
+        if start < 0:
+            return None
+        stop = start + len(trimmed)
+        if fits(text, start, stop):
+            first = start - wanted.index(trimmed)
+            last = first + len(wanted)
+            whole = first >= 0 and last <= limit and text.startswith(wanted, first)
+            return range(first, last) if whole else range(start, stop)
+        stop -= 1
     return None
+
+
+def _anywhere(_text: str, _start: int, _stop: int) -> bool:
+    return True
 
 
 def _ends_stretch(text: str, _start: int, stop: int) -> bool:

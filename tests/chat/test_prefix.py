@@ -8,13 +8,18 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from models.tiny_tokenizers import NASTY, byte_level_metadata, sentencepiece_metadata
 
 from kvchat.chat.decoded import DecodedContext, clean, common_prefix, spell, text_of, unspell
 from kvchat.chat.prefix import Passage, Plan, plan
+from kvchat.models.gguf_tokenizer import from_gguf_metadata
+from kvchat.models.template import ChatTemplate, Message
 
 BOS, START, END, THINK, END_THINK = 1000, 1001, 1002, 1003, 1004
 CONTROL_TEXTS = {BOS: "<s>", START: "<|im_start|>", END: "<|im_end|>"} | {
@@ -30,7 +35,7 @@ class ToyTokenizer:
     def __init__(self, *, nfc: bool = False, leading_space: bool = False) -> None:
         self.nfc = nfc
         self.leading_space = leading_space
-        merged = [text.encode() for text in MERGES]
+        merged = [*(text.encode() for text in MERGES), b" \xe4"]
         self.table = {n: bytes([n]) for n in range(256)} | dict(enumerate(merged, 256))
         self.ids = {raw: n for n, raw in self.table.items()}
         longest_first = sorted(merged, key=len, reverse=True)
@@ -299,6 +304,9 @@ def test_a_trimmed_beginning_keeps_the_rest() -> None:
     chat.send("hi", [TOY.ids[b" b"], *drawn("c ab"), ord("\n")])
     planned = chat.send("more", drawn("x"))
     position_of([ord("b"), *drawn("c ab"), END], planned.ids)
+    chat.send("again", [TOY.ids[b" \xe4"], 0xB8, 0xAD, *drawn("abab")])
+    planned = chat.send("more", drawn("x"))
+    position_of([TOY.ids["中".encode()], *drawn("abab"), END], planned.ids)
 
 
 def test_the_end_before_a_stop_string_is_encoded_and_the_rest_kept() -> None:
@@ -372,6 +380,15 @@ def test_a_new_system_prompt_moves_every_reply_with_its_ids(template: Template) 
     position_of([*TOY.encode_plain("say abc two")], planned.ids)
 
 
+def test_a_reply_right_after_a_word_of_the_template_is_found_by_its_end() -> None:
+    base = DecodedContext(TOY, [BOS])
+    segments: Segments = [BOS, "[INST]ab[/INST]ab", END, "[INST]ab[/INST]abc", END]
+    said = [Passage("ab"), Passage("ab", drawn("ab")), Passage("ab"), Passage("abc", drawn("abc"))]
+    planned = plan(base, segments, said)
+    check(base, segments, planned)
+    assert [planned.ids[s.stop] for s in planned.generated] == [END, END]
+
+
 def test_equal_answers_keep_their_own_ids_in_order() -> None:
     chat = Chat(chatml)
     chat.send("one", drawn("abc"))
@@ -424,7 +441,8 @@ def test_nfc_text_is_compared_as_the_tokenizer_makes_it() -> None:
     chat.send("e\u0301 ab", drawn("fine"))
     held = len(chat.base.ids)
     assert "é" in chat.base.text
-    assert chat.send("more", drawn("x")).kept == held
+    segments = chatml("", [*chat.messages, Said("user", "more")], True)
+    assert plan(chat.base, segments).kept == held
 
 
 def test_generated_text_that_is_not_nfc_stays_as_written() -> None:
@@ -535,3 +553,80 @@ def test_an_empty_rendering_and_an_empty_base() -> None:
     assert plan(DecodedContext(TOY), []).ids == []
     assert plan(DecodedContext(TOY, [START, 97]), []).divergence is not None
     assert plan(DecodedContext(TOY), ["", "a", "", "b"]).ids == [TOY.ids[b"ab"]]
+
+
+# Real tokenizers
+
+nasty_texts = st.sampled_from(NASTY)
+REAL = {
+    "byte-level": byte_level_metadata(),
+    "SentencePiece": sentencepiece_metadata(),
+}
+
+
+def as_seen(spelled_text: str) -> str:
+    """NFC, without the one space that SentencePiece puts at the start of a text."""
+    return re.sub(r"([\udc00-\udfff]) ", r"\1", unicodedata.normalize("NFC", spelled_text))
+
+
+def is_run(run: list[int], ids: Sequence[int]) -> bool:
+    return any(list(ids[n : n + len(run)]) == run for n in range(len(ids)))
+
+
+@pytest.mark.parametrize("kind", REAL)
+@settings(max_examples=25)
+@given(turns=st.lists(st.tuples(nasty_texts, st.randoms()), min_size=1, max_size=4))
+def test_real_tokenizers_keep_every_id(kind: str, turns: list[tuple[str, Random]]) -> None:
+    tokenizer = from_gguf_metadata(REAL[kind])
+    start, end = sorted(tokenizer.control_ids)[-2:]
+    plain = [n for n in range(tokenizer.vocab_size) if n not in tokenizer.control_ids]
+    base = DecodedContext(tokenizer)
+    segments: Segments = []
+    said: list[Passage] = []
+    for question, random in turns:
+        segments += [start, "user\n" + question, end, "\n", start, "assistant\n"]
+        said.append(Passage(question))
+        planned = plan(base, segments, said)
+        assert planned.kept == len(base.ids)
+        ids = random.choices(plain, k=12)
+        span = range(len(planned.ids), len(planned.ids) + len(ids))
+        base.update([*planned.ids, *ids, end], [*planned.generated, span])
+        answer = tokenizer.stream_decoder(continues=True)
+        segments += ["".join(map(answer.step, ids)) + answer.flush(), end, "\n"]
+        said.append(Passage(str(segments[-3]), ids))
+        rendered = "".join(s if isinstance(s, str) else spell(s) for s in segments[:-1])
+        assert as_seen(base.text) == as_seen(rendered)
+    moved = plan(base, [start, "new", end, *segments], said)
+    written = [moved.ids[s.start : s.stop] for s in moved.generated]
+    assert len(written) <= len(turns)
+    assert all(any(is_run(ids, passage.ids) for passage in said) for ids in written)
+
+
+@pytest.mark.real_model
+def test_the_default_model_keeps_a_whole_chat_and_moves_it(default_model_path: Path) -> None:
+    from kvchat.models.gguf import GGUFFile  # brings torch
+
+    metadata = GGUFFile(default_model_path).metadata
+    tokenizer = from_gguf_metadata(metadata)
+    template = ChatTemplate.from_gguf_metadata(metadata)
+    plain = [n for n in range(tokenizer.vocab_size) if not tokenizer.is_control(n)]
+    random = Random(7)
+    base = DecodedContext(tokenizer)
+    messages: list[Message] = []
+    said: list[Passage] = []
+    for question in NASTY:
+        messages.append(Message("user", question))
+        said.append(Passage(question))
+        planned = plan(base, template.render_segments(messages, tokenizer), said)
+        assert planned.kept == len(base.ids)
+        assert tokenizer.decode(planned.ids) == template.render(messages)
+        ids = random.choices(plain, k=40)
+        span = range(len(planned.ids), len(planned.ids) + len(ids))
+        base.update([*planned.ids, *ids, tokenizer.eos_token_id], [*planned.generated, span])
+        messages.append(Message("assistant", tokenizer.decode(ids)))
+        said.append(Passage(messages[-1].content, ids))
+    messages[:0] = [Message("system", "Be brief.")]
+    moved = plan(base, template.render_segments(messages, tokenizer), said)
+    assert tokenizer.decode(moved.ids) == template.render(messages)
+    written = [moved.ids[s.start : s.stop] for s in moved.generated]
+    assert written == [passage.ids for passage in said if passage.ids]
