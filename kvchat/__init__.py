@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kvchat.chat.session import ChatSession as ChatSession
     from kvchat.engine.text_generator import TextGenerator as TextGenerator
     from kvchat.engine.types import SamplingParams as SamplingParams
     from kvchat.models.load import LanguageModel as LanguageModel
@@ -23,13 +24,21 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "ChatSession": "chat.session",
     "LanguageModel": "models.load",
     "SamplingParams": "engine.types",
     "TextGenerator": "engine.text_generator",
     "load": "models.load",
 }
 
-__all__ = ["__version__", *sorted(_HOMES)]
+__all__ = [
+    "ChatSession",
+    "LanguageModel",
+    "SamplingParams",
+    "TextGenerator",
+    "__version__",
+    "load",
+]
 
 
 def __getattr__(name: str) -> Any:

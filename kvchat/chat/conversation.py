@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from uuid import uuid4
 
-from kvchat.chat.decoded import common_prefix
 from kvchat.chat.nodes import Context, Node, Reply, ReplyEnd, Role
 from kvchat.engine.errors import KvchatError
+from kvchat.engine.token_ids import common_prefix
 from kvchat.engine.types import GenerationStats, TokenGenerated
 
 
@@ -55,6 +55,8 @@ class Conversation:
     """Ids of the messages after each message, oldest first; those after None begin the chat."""
     active: dict[str | None, str] = field(default_factory=dict)
     """Which child of each message was last on the active path."""
+    dropped: set[str] = field(default_factory=set)
+    """Messages the model no longer sees, left out when the context was full."""
 
     def __iter__(self) -> Iterator[Node]:
         """All messages, parents before children."""
@@ -153,17 +155,27 @@ class Conversation:
     def continue_reply(self, reply_id: str) -> Node:
         """Take up a reply that was cut short, and return the message being written.
 
-        That is the reply itself, or a fork of it if the conversation has gone on from it. Text
-        that no token carries is taken off its end, and so is the stop id.
+        That is the reply itself, or a fork of it if the conversation has gone on from it. The
+        stop id is taken off its context.
         """
         node, reply = self._as_written(reply_id)
-        content = node.content.removesuffix(reply.tail)
         if self.children.get(reply_id):
-            return self.fork_reply(reply_id, content, len(reply.token_ids))
-        if reply.context and reply.stop_id is not None:
-            reply.context = replace(reply.context, ids=reply.context.ids[:-1])
-        node.content, reply.tail = content, ""
-        reply.finish_reason = reply.stop_id = None
+            return self.fork_reply(reply_id, node.content, len(reply.token_ids))
+        node.reply = reply.first(len(reply.token_ids))
+        return node
+
+    def resume_edited(self, reply_id: str, token_ids: Sequence[int]) -> Node:
+        """Make a reply that the user wrote a running one with these tokens.
+
+        Tokens it shares with the original keep their record; those of the user have none: no
+        candidates, and NaN for probability and time.
+        """
+        node, reply = self._finished(reply_id)
+        same = common_prefix(reply.token_ids, array("i", token_ids))
+        node.reply = record = reply.first(same)
+        for token_id in token_ids[same:]:
+            record.add_typed(token_id)
+        node.edited = False
         return node
 
     def edit_reply(self, reply_id: str, content: str) -> Node:
@@ -198,7 +210,6 @@ class Conversation:
         reply_id: str,
         reason: ReplyEnd,
         *,
-        tail: str = "",
         stop_id: int | None = None,
         stats: GenerationStats | None = None,
         context_ids: Sequence[int] | None = None,
@@ -208,14 +219,12 @@ class Conversation:
         Args:
             reply_id: the reply.
             reason: why it ended.
-            tail: text that no token carries, added to the answer.
             stop_id: the end-of-generation id that was drawn.
             stats: what it cost.
             context_ids: prompt, reply and stop id, as the model had them; None if unknown.
         """
         node, reply = self._running(reply_id)
-        node.content += tail
-        reply.finish_reason, reply.stop_id, reply.tail, reply.stats = reason, stop_id, tail, stats
+        reply.finish_reason, reply.stop_id, reply.stats = reason, stop_id, stats
         reply.context = None  # a reply that was taken up again still has its old one
         if context_ids is not None:
             ids = list(context_ids)
@@ -243,6 +252,10 @@ class Conversation:
         return [span for span in spans if span]
 
     # Moving about
+
+    def drop(self, *node_ids: str) -> None:
+        """Hide messages from the model from now on; they stay in the tree."""
+        self.dropped.update(node_ids)
 
     def select(self, node_id: str) -> None:
         """Put this message on the active path, with what was last active below it."""

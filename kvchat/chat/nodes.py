@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -54,11 +55,10 @@ class Reply:
     finish_reason: ReplyEnd | None = None
     """None while the reply is being written."""
     stop_id: int | None = None
-    tail: str = ""
-    """The end of the text that no token of `token_ids` carries, such as half a character."""
     stats: GenerationStats | None = None
     context: Context | None = None
-    """None until the reply has ended, and when it ended without anybody knowing its context."""
+    """While a reply is taken up again or forked, what it goes on from. None while it is written
+    for the first time, and when it ended without anybody knowing its context."""
 
     def add(self, event: TokenGenerated) -> None:
         """Record one token."""
@@ -70,8 +70,21 @@ class Reply:
         self.before.append(event.before)
         self.after.append(event.after)
 
+    def add_typed(self, token_id: int) -> None:
+        """Record a token that the user wrote."""
+        nothing = Candidates(array("i"), array("f"))
+        self.token_ids.append(token_id)
+        self.logprobs.append(math.nan)
+        self.ms.append(math.nan)
+        self.before.append(nothing)
+        self.after.append(nothing)
+
     def first(self, n: int) -> Reply:
-        """Return a reply that is still being written and has the first `n` tokens of this one."""
+        """Return a running reply that has the first `n` tokens of this one and its context then."""
+        context = self.context
+        if context is not None:
+            dropped = len(self.token_ids) - n + (self.stop_id is not None)
+            context = replace(context, ids=context.ids[: len(context.ids) - dropped])
         return replace(
             self,
             token_ids=self.token_ids[:n],
@@ -82,9 +95,8 @@ class Reply:
             params=[change for change in self.params if change[0] < n],
             finish_reason=None,
             stop_id=None,
-            tail="",
             stats=None,
-            context=None,
+            context=context,
         )
 
 

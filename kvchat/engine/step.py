@@ -32,4 +32,5 @@ class EagerStep:
         """Feed one token through the model."""
         input_ids = torch.tensor([[token_id]], device=self.model.device)
         logits, _, _ = self.model(input_ids, cache, cache.length)
-        return logits[0, -1]
+        last: Tensor = logits[0, -1]
+        return last

@@ -58,7 +58,7 @@ class TextGenerator:
     """
 
     def __init__(self, model: Any, tokenizer: Any, device: str = "cpu") -> None:
-        self.model = model.to(device).eval() if isinstance(model, torch.nn.Module) else model
+        self.model: Any = model.to(device).eval() if isinstance(model, torch.nn.Module) else model
         self.tokenizer = tokenizer
         self.device = device
 

@@ -20,7 +20,7 @@ from kvchat.models.gguf import GGUFFile
 from kvchat.models.gguf_weights import GGUFWeights
 from kvchat.models.hf import HFWeights, read_json
 from kvchat.models.locate import locate, require
-from kvchat.models.pull import pull
+from kvchat.models.pull import PullProgress, pull
 from kvchat.models.template import ChatTemplate, Message
 from kvchat.models.tokenizer import Tokenizer
 from kvchat.models.weights import Quant, WeightSource, build_transformer
@@ -90,7 +90,7 @@ def load(
     ctx: int | None = None,
     threads: int | None = None,
     stash_bytes: int = STASH_BUDGET,
-    progress: Callable[[LoadProgress], None] | None = None,
+    progress: Callable[[LoadProgress | PullProgress], None] | None = None,
 ) -> LanguageModel:
     """Load a model by name, folder or .gguf file; the default model is fetched if it is absent.
 
@@ -102,14 +102,16 @@ def load(
         ctx: size of the context in tokens; the model's own by default.
         threads: compute threads on a CPU.
         stash_bytes: host memory for cut-off parts of the cache.
-        progress: called as weights are read; an exception from it ends the load.
+        progress: called as the default model is fetched and as weights are read; an exception
+            from it ends the load.
 
     Raises:
         KvchatError: with the cause and the remedy.
     """
-    path = locate(name_or_path)
-    if path is None:
-        path = pull(DEFAULT_MODEL) if name_or_path == DEFAULT_MODEL else require(name_or_path)
+    if name_or_path == DEFAULT_MODEL:
+        path = locate(DEFAULT_MODEL) or pull(DEFAULT_MODEL, progress=progress)
+    else:
+        path = require(name_or_path)
     if threads is not None:
         torch.set_num_threads(threads)
     where = pick_device(device)
@@ -218,7 +220,9 @@ def _open(path: Path) -> tuple[WeightSource, Tokenizer, ChatTemplate, Mapping[st
     if path.is_dir():
         tokenizer = hf_tokenizer.from_folder(path)
         settings = read_json(path / "tokenizer_config.json")
-        template = ChatTemplate.from_folder(path, settings, [tokenizer.decode([i]) for i in tokenizer.control_ids])
+        template = ChatTemplate.from_folder(
+            path, settings, [tokenizer.decode([i]) for i in tokenizer.control_ids]
+        )
         return HFWeights(path), tokenizer, template, read_json(path / "generation_config.json")
     file = GGUFFile(path)
     source = GGUFWeights(file)

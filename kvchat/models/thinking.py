@@ -60,8 +60,9 @@ class ThinkingSplitter:
 
     def __init__(self, tags: ThinkingTags = THINK, *, opened: bool = False) -> None:
         self._tags = tags
+        self._opened = opened
         self._held = ""
-        self.thinking: bool | None = True if opened else None
+        self.thinking: bool | None = None
         """Whether the reply is in its reasoning; None before its first word."""
         self._begun = False  # whether anything of the current part has been let go
 
@@ -78,8 +79,8 @@ class ThinkingSplitter:
     def flush(self) -> tuple[str, str]:
         """Return what is still held back, at the end of the reply."""
         held, self._held = self._held, ""
-        if self.thinking:
-            return held.strip("\n") if not self._begun else held.rstrip("\n"), ""
+        if self.thinking or (self.thinking is None and self._opened):
+            return held.rstrip("\n") if self._begun else held.strip("\n"), ""
         return "", held
 
     def _begin(self) -> None:
@@ -88,8 +89,8 @@ class ThinkingSplitter:
             self._held = start.removeprefix(self._tags.open)
             self.thinking = True
         elif start and not self._tags.open.startswith(start):
-            self.thinking = False
-            self._begun = True
+            self.thinking = self._opened
+            self._begun = not self._opened
 
     def _think(self) -> str:
         if not self._begun:

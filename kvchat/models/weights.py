@@ -146,7 +146,7 @@ class _Builder:
         if self.quant in ("auto", "int4") and fits_int4:
             parts = [self._int4(part, in_features) for part in rows]
             if all(part is not None for part in parts):
-                q, scale, minimum = (torch.cat(t) for t in zip(*parts, strict=True))  # type: ignore[arg-type]
+                q, scale, minimum = (torch.cat(t) for t in zip(*parts, strict=True))
                 self._release(rows)
                 return Int4Linear.pack(q, scale, minimum, bias)
         weight = torch.cat([self._dense_rows(part, in_features) for part in rows])

@@ -110,14 +110,14 @@ def test_context_ids_of_every_reply_come_back_from_deltas() -> None:
     assert chat.context_ids(chat.active_path()[0].id) == []
 
 
-def test_continue_goes_on_in_place_without_the_tail_and_the_stop_id() -> None:
+def test_continue_goes_on_in_place_without_the_stop_id() -> None:
     chat = Conversation()
     user = chat.add_user("one")
     reply = chat.start_reply(user.id)
     chat.add_token(reply.id, token(0, 2))
     chat.add_text(reply.id, "ab")
-    chat.finish_reply(reply.id, "stop", tail="�", stop_id=0, context_ids=[1, 2, 0])
-    assert reply.content == "ab�"
+    chat.finish_reply(reply.id, "stop", stop_id=0, context_ids=[1, 2, 0])
+    assert reply.content == "ab"
     assert chat.continue_reply(reply.id) is reply
     assert (reply.content, reply.running, chat.context_ids(reply.id)) == ("ab", True, [1, 2])
     answer(chat, reply, [1, 2], [3])
@@ -134,6 +134,7 @@ def test_continue_forks_a_reply_the_conversation_went_on_from() -> None:
     fork = chat.continue_reply(reply.id)
     assert fork is not reply
     assert fork.reply and fork.running and list(fork.reply.token_ids) == [2]
+    assert chat.context_ids(fork.id) == [1, 2]
     chat.add_token(fork.id, token(1, 9))
     assert reply.reply and list(reply.reply.token_ids) == [2]
     chat.select(reply.id)
@@ -147,11 +148,12 @@ def test_fork_takes_the_tokens_and_settings_up_to_the_index() -> None:
     hot = PARAMS.updated(temperature=1.5)
     for index, params in enumerate([PARAMS, PARAMS, hot, hot, PARAMS]):
         chat.add_token(reply.id, token(index, 10 + index, params))
-    chat.finish_reply(reply.id, "cancelled")
+    chat.finish_reply(reply.id, "cancelled", context_ids=[1, *range(10, 15)])
     assert reply.reply and reply.reply.params == [(0, PARAMS), (2, hot), (4, PARAMS)]
     fork = chat.fork_reply(reply.id, "text", 3)
     assert fork.reply and fork.reply.params == [(0, PARAMS), (2, hot)]
     assert list(fork.reply.token_ids) == [10, 11, 12]
+    assert chat.context_ids(fork.id) == [1, 10, 11, 12]
     assert len(fork.reply.before) == len(fork.reply.after) == len(fork.reply.ms) == 3
     with pytest.raises(KvchatError, match="5 tokens"):
         chat.fork_reply(reply.id, "", 6)

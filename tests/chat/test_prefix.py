@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from models.tiny_tokenizers import NASTY, byte_level_metadata, sentencepiece_metadata
 
-from kvchat.chat.decoded import DecodedContext, clean, common_prefix, spell, text_of, unspell
+from kvchat.chat.decoded import DecodedContext, clean, spell, text_of, unspell
 from kvchat.chat.prefix import Passage, Plan, plan
+from kvchat.engine.token_ids import common_prefix
 from kvchat.models.gguf_tokenizer import from_gguf_metadata
 from kvchat.models.template import ChatTemplate, Message
 

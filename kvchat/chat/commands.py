@@ -1,0 +1,105 @@
+"""What a worker can be asked to do, as frozen values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from kvchat.chat.conversation import Conversation, Deleted
+
+if TYPE_CHECKING:
+    from kvchat.chat.session import Overflow
+
+_numbers = count(1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """Something to do, with a number of its own."""
+
+    id: int = field(default_factory=lambda: next(_numbers))
+
+
+@dataclass(frozen=True, slots=True)
+class Load(Command):
+    """Load a model; the chat so far goes on with it, or another one begins."""
+
+    model: str
+    options: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of `kvchat.load`."""
+    conversation: Conversation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Open(Command):
+    """Go on with another conversation."""
+
+    conversation: Conversation
+
+
+@dataclass(frozen=True, slots=True)
+class Send(Command):
+    """Say something."""
+
+    text: str
+    overflow: Overflow | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Regenerate(Command):
+    """Write another reply beside this one, or beside the last."""
+
+    reply_id: str | None = None
+    overflow: Overflow | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Edit(Command):
+    """Change a message on a new branch."""
+
+    node_id: str
+    text: str
+    overflow: Overflow | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Continue(Command):
+    """Go on with a reply that was cut or edited."""
+
+    reply_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Switch(Command):
+    """Go to the branch of a message."""
+
+    node_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetSystem(Command):
+    """Change the system prompt."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Truncate(Command):
+    """Delete a message and all that follows it."""
+
+    node_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Restore(Command):
+    """Put back what was deleted."""
+
+    deleted: Deleted
+
+
+@dataclass(frozen=True, slots=True)
+class GetPrice(Command):
+    """Estimate what sending a text would cost."""
+
+    text: str

@@ -1,0 +1,131 @@
+"""From a place in the conversation to the ids that the model is given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from kvchat.chat.conversation import Conversation
+from kvchat.chat.decoded import DecodedContext
+from kvchat.chat.nodes import Node
+from kvchat.chat.prefix import Passage, plan
+from kvchat.engine.token_ids import common_prefix
+from kvchat.models.message import Message
+from kvchat.models.thinking import ThinkingSplitter
+
+if TYPE_CHECKING:
+    from kvchat.models.template import ChatTemplate
+    from kvchat.models.tokenizer import Tokenizer
+
+_PROBE = Message("user", "kvchat-probe")
+
+
+class PromptBuilder:
+    """Renders paths of a conversation and encodes them, keeping ids that are known already.
+
+    Args:
+        conversation: whose paths are rendered; replies bring along the ids they were written with.
+        tokenizer: of the model.
+        template: of the model.
+        thinking: switches reasoning on or off where the template allows it; None leaves it.
+    """
+
+    def __init__(
+        self,
+        conversation: Conversation,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        thinking: bool | None = None,
+    ) -> None:
+        self.conversation = conversation
+        self.tokenizer = tokenizer
+        self.template = template
+        self.thinking = thinking
+        self._base = DecodedContext(tokenizer)
+
+    def visible_path_to(self, node_id: str | None) -> list[Node]:
+        """Return the path to a message without the turns dropped when the context was full."""
+        if node_id is None:
+            return []
+        path = self.conversation.path_to(node_id)
+        return [node for node in path if node.id not in self.conversation.dropped]
+
+    def for_reply(self, user_id: str) -> list[int]:
+        """Return the prompt for a reply to a user message: everything up to the reply's header."""
+        path = self.visible_path_to(user_id)
+        return self._encode(path, self._segments(self._messages(path)))
+
+    def for_text(self, parent_id: str | None, text: str) -> list[int]:
+        """Return the prompt there would be if `text` were said after a message."""
+        path = self.visible_path_to(parent_id)
+        messages = [*self._messages(path), Message("user", text)]
+        return self._encode(path, self._segments(messages))
+
+    def alone(self, text: str) -> list[int]:
+        """Return the prompt of a message with nothing before it but the system prompt."""
+        segments = self._segments([*self._messages([]), Message("user", text)])
+        return plan(DecodedContext(self.tokenizer), segments).ids
+
+    def for_edited_reply(self, node: Node) -> tuple[list[int], list[int]]:
+        """Return the prompt that goes on from a reply the user wrote, and the reply's part of it.
+
+        As many of the original's ids as the text still agrees with are kept.
+        """
+        path = self.visible_path_to(node.id)
+        segments = self._segments(self._messages(path), continue_final=True)
+        ids = self._encode(path, segments)
+        assert node.parent is not None
+        header = common_prefix(self.for_reply(node.parent), ids)
+        return ids, ids[header:]
+
+    def certain(self, node_id: str) -> list[int]:
+        """Return the ids that the prompt after the next user message is certain to begin with."""
+        path = self.visible_path_to(node_id)
+        segments = self._segments([*self._messages(path), _PROBE])
+        for at, segment in enumerate(segments):
+            if isinstance(segment, str) and _PROBE.content in segment:
+                return self._encode(path, segments[:at])
+        return []
+
+    def thinking_splitter(self) -> ThinkingSplitter:
+        """Return what tells a new reply's reasoning from its answer."""
+        return ThinkingSplitter(self.template.thinking_tags, opened=self._opens_thinking)
+
+    @cached_property
+    def _opens_thinking(self) -> bool:
+        """Whether replies begin inside their reasoning, opened by the template."""
+        return self.template.opens_thinking(enable_thinking=self.thinking)
+
+    def _messages(self, path: Sequence[Node]) -> list[Message]:
+        messages = [
+            Message(node.role, node.content, node.reply.thinking if node.reply else None)
+            for node in path
+        ]
+        system = self.conversation.system
+        return [Message("system", system), *messages] if system else messages
+
+    def _segments(
+        self, messages: Sequence[Message], continue_final: bool = False
+    ) -> list[int | str]:
+        return self.template.render_segments(
+            messages,
+            self.tokenizer,
+            now=self.conversation.started,
+            enable_thinking=self.thinking,
+            continue_final=continue_final,
+        )
+
+    def _encode(self, path: Sequence[Node], segments: Sequence[int | str]) -> list[int]:
+        """Encode a rendering of `path`, and perhaps more, by way of its last reply's context."""
+        if path:
+            last = path[-1].id
+            spans = self.conversation.generated_spans(last)
+            self._base.update(self.conversation.context_ids(last), spans)
+        else:
+            self._base.update([])
+        passages = [
+            Passage(node.content, node.reply.token_ids if node.reply and not node.edited else ())
+            for node in path
+        ]
+        return plan(self._base, segments, passages).ids

@@ -1,0 +1,322 @@
+"""ChatSession: a conversation that a model answers, each turn prefilling only what is new.
+
+A session asks the prompt builder for the ids of the whole conversation, hands them to the engine
+(which reuses what it holds) and records everything about the reply in the tree.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
+
+from kvchat.chat.conversation import Conversation, Deleted
+from kvchat.chat.events import ChatEvent, ReplyStarted, TextAdded, TurnFinished
+from kvchat.chat.ledger import PrefillSpeed, Price, Turn
+from kvchat.chat.nodes import Node
+from kvchat.chat.prefix import divergence
+from kvchat.chat.prompt import PromptBuilder
+from kvchat.engine.errors import ContextOverflowError, KvchatError
+from kvchat.engine.types import (
+    GenerationFinished,
+    PrefillFinished,
+    PrefillProgress,
+    SamplingParams,
+    TextStream,
+    TokenGenerated,
+)
+
+if TYPE_CHECKING:
+    from kvchat.models.load import LanguageModel
+    from kvchat.models.thinking import ThinkingSplitter
+
+Overflow = Literal["ask", "stop", "drop-oldest"]
+"""What to do when a conversation no longer fits: `ask` and `stop` refuse the turn (with `ask`,
+whoever drives the session offers the choice), `drop-oldest` leaves old turns out."""
+
+REPLY_ROOM = 256
+"""Tokens of context that a reply should have at least before old turns are dropped for it."""
+
+
+class ChatSession:
+    """A conversation with a model.
+
+    Args:
+        llm: the model; one session at a time may use it.
+        system: system prompt of a new conversation.
+        conversation: one to go on with instead.
+        params: sampling settings; the model's own defaults if not given.
+        overflow: what to do when the context is full.
+        thinking: switches reasoning on or off where the template allows it; None leaves it.
+    """
+
+    def __init__(
+        self,
+        llm: LanguageModel,
+        system: str = "",
+        *,
+        conversation: Conversation | None = None,
+        params: SamplingParams | None = None,
+        overflow: Overflow = "ask",
+        thinking: bool | None = None,
+    ) -> None:
+        self.llm = llm
+        self.conversation = conversation or Conversation(system=system)
+        self.params = params or llm.defaults
+        """Replace it at any time, from any thread: it is read once for every token."""
+        self.overflow: Overflow = overflow
+        self.ledger: list[Turn] = []
+        self.speed = PrefillSpeed()
+        self.prompts = PromptBuilder(self.conversation, llm.tokenizer, llm.template, thinking)
+
+    # Turns
+
+    def send(self, text: str, *, overflow: Overflow | None = None) -> Iterator[ChatEvent]:
+        """Say something and yield the reply as it is written.
+
+        Raises:
+            ContextOverflowError: it does not fit; nothing has changed.
+            KvchatError: another failure; if nothing was replied yet, nothing has changed.
+        """
+        yield from self._answer(self.conversation.add_user(text), overflow)
+
+    def regenerate(
+        self, reply_id: str | None = None, *, overflow: Overflow | None = None
+    ) -> Iterator[ChatEvent]:
+        """Write another reply beside this one (by default the last), which stays."""
+        reply = self.conversation.node(reply_id) if reply_id else self.last_reply()
+        user = self.conversation.node(reply.parent or "")
+        yield from self._reply(user, overflow)
+
+    def edit(
+        self, node_id: str, text: str, *, overflow: Overflow | None = None
+    ) -> Iterator[ChatEvent]:
+        """Change a message on a new branch; the old one stays.
+
+        A message of the user's is answered anew. A reply is not: continue it, or say something.
+        """
+        if self.conversation.node(node_id).role == "user":
+            yield from self._answer(self.conversation.edit_user(node_id, text), overflow)
+        else:
+            self.conversation.edit_reply(node_id, text)
+
+    def continue_reply(self, reply_id: str | None = None) -> Iterator[ChatEvent]:
+        """Go on with a reply that was cut or edited (by default the last one).
+
+        Raises:
+            ContextOverflowError: the context is full.
+        """
+        started = time.perf_counter()
+        node = self.conversation.node(reply_id) if reply_id else self.last_reply()
+        if node.edited:
+            ids, written = self.prompts.for_edited_reply(node)
+            self._check_room(len(ids))
+            self.conversation.resume_edited(node.id, written)
+        else:
+            self._check_room(len(self.conversation.context_ids(node.id)))
+            node = self.conversation.continue_reply(node.id)
+            ids = self.conversation.context_ids(node.id)
+        self.conversation.select(node.id)
+        yield from self._write(node, ids, started)
+
+    def last_reply(self) -> Node:
+        """Return the last reply on the active path.
+
+        Raises:
+            KvchatError: there is none.
+        """
+        for node in reversed(self.conversation.active_path()):
+            if node.reply is not None:
+                return node
+        raise KvchatError("There is no reply yet; say something first.")
+
+    # Changes that generate nothing
+
+    def select(self, node_id: str) -> None:
+        """Go to the branch of a message; `settle` brings its cache back."""
+        self.conversation.select(node_id)
+
+    def set_system(self, text: str) -> str:
+        """Change the system prompt and return the old one; the next turn reads all of it anew."""
+        return self.conversation.set_system(text)
+
+    def delete(self, node_id: str) -> Deleted:
+        """Delete a message and all that follows it; `conversation.restore` undoes it."""
+        return self.conversation.delete(node_id)
+
+    # Looking ahead
+
+    def settle(self) -> Iterator[PrefillProgress]:
+        """Prefill in idle time what the next turn is certain to begin with.
+
+        That is the rendering up to the user's next words: the end of the last reply, and the
+        whole reply once more where the template shortens it (drops its thinking, say). A cancel
+        ends it quietly. Afterwards a turn prefills the user's words and the reply's header only.
+        """
+        end = self._end()
+        if end is None or end.role == "user":
+            return
+        ids = self.prompts.certain(end.id)
+        if not 0 < len(ids) <= self.llm.engine.max_seq_len:
+            return
+        started = time.perf_counter()
+        progress = None
+        for progress in self.llm.engine.prefill(ids):
+            yield progress
+        if progress is not None and progress.done == progress.new:
+            self.speed.add(progress.reused, progress.new, (time.perf_counter() - started) * 1e3)
+
+    def price(self, text: str) -> Price:
+        """Estimate what sending `text` would cost."""
+        end = self._end()
+        ids = self.prompts.for_text(end.id if end else None, text)
+        reused = self.llm.engine.reusable(ids)
+        new = len(ids) - reused
+        return Price(reused, new, self.speed.estimate(new, reused))
+
+    # How a reply comes about
+
+    def _answer(self, user: Node, overflow: Overflow | None) -> Iterator[ChatEvent]:
+        """Reply to a message that was just added; take it out again if that fails at once."""
+        try:
+            yield from self._reply(user, overflow)
+        except KvchatError:
+            if user.id not in self.conversation.children:
+                self.conversation.delete(user.id)
+            raise
+
+    def _reply(self, user: Node, overflow: Overflow | None) -> Iterator[ChatEvent]:
+        started = time.perf_counter()
+        ids, dropped = self._make_room(user, overflow or self.overflow)
+        node = self.conversation.start_reply(user.id)
+        try:
+            yield from self._write(node, ids, started, dropped)
+        except KvchatError:
+            if node.reply is not None and not node.reply.token_ids:
+                self.conversation.delete(node.id)
+            raise
+
+    def _write(
+        self, node: Node, ids: list[int], started: float, dropped: int = 0
+    ) -> Iterator[ChatEvent]:
+        """Run the engine on a prompt, which ends with what the reply has so far; record it all."""
+        engine, conversation, reply = self.llm.engine, self.conversation, node.reply
+        assert reply is not None
+        yield ReplyStarted(node.id)
+        stream, splitter = self._take_up(node)
+        prompt = ids[: len(ids) - len(reply.token_ids)]
+        cached = list(engine.ids)
+        prefilled: PrefillFinished | None = None
+        finished: GenerationFinished | None = None
+        ttft_ms = 0.0
+        try:
+            for event in engine.generate(ids, lambda: self.params, stream):
+                match event:
+                    case PrefillFinished():
+                        prefilled = event
+                        self.speed.add(event.reused, event.new, event.ms)
+                        reply.seed = event.seed if reply.seed is None else reply.seed
+                    case TokenGenerated():
+                        ttft_ms = ttft_ms or (time.perf_counter() - started) * 1e3
+                        conversation.add_token(node.id, event)
+                    case GenerationFinished():
+                        finished = event
+                yield event
+                if isinstance(event, TokenGenerated | GenerationFinished):
+                    yield from self._add_text(node, splitter.push(event.text))
+            yield from self._add_text(node, splitter.flush())
+        finally:
+            stop_id = finished.stop_id if finished else None
+            conversation.finish_reply(
+                node.id,
+                finished.reason if finished else "interrupted",
+                stop_id=stop_id,
+                stats=finished.stats if finished else None,
+                context_ids=[*prompt, *reply.token_ids, *([] if stop_id is None else [stop_id])],
+            )
+        assert finished is not None
+        turn = Turn(
+            reply_id=node.id,
+            reused=finished.stats.reused,
+            restored=prefilled.restored if prefilled else 0,
+            new=finished.stats.new,
+            decoded=finished.stats.completion_tokens,
+            finish_reason=finished.reason,
+            prefill_ms=finished.stats.prefill_ms,
+            ttft_ms=ttft_ms,
+            decode_tps=finished.stats.decode_tps,
+            uncached_ttft_ms=self.speed.estimate(finished.stats.prompt_tokens),
+            divergence=divergence(self.llm.tokenizer, cached, ids),
+            dropped_turns=dropped,
+            seed=prefilled.seed if prefilled else 0,
+        )
+        self.ledger.append(turn)
+        yield TurnFinished(turn)
+
+    def _add_text(self, node: Node, pieces: tuple[str, str]) -> Iterator[TextAdded]:
+        for text, thinking in zip(pieces, (True, False), strict=True):
+            if text:
+                self.conversation.add_text(node.id, text, thinking=thinking)
+                yield TextAdded(text, thinking)
+
+    def _take_up(self, node: Node) -> tuple[TextStream, ThinkingSplitter]:
+        """Return the decoders of a reply, brought up to the tokens that it has already.
+
+        The text is set to what those tokens say: a character that was cut in half when the reply
+        was stopped may be completed now.
+        """
+        reply = node.reply
+        assert reply is not None
+        stream = self.llm.tokenizer.stream_decoder(continues=True)
+        splitter = self.prompts.thinking_splitter()
+        if reply.token_ids:
+            pieces = [splitter.push(stream.step(token_id)) for token_id in reply.token_ids]
+            thinking = "".join(thought for thought, _ in pieces)
+            node.content = "".join(answer for _, answer in pieces)
+            reply.thinking = thinking or None
+        return stream, splitter
+
+    # Overflow
+
+    def _make_room(self, user: Node, overflow: Overflow) -> tuple[list[int], int]:
+        """Return a prompt for a reply to `user` that fits, and how many old turns it leaves out.
+
+        Raises:
+            ContextOverflowError: the message alone is too long, or dropping is not allowed.
+        """
+        limit = self.llm.engine.max_seq_len
+        room = min(REPLY_ROOM, limit // 4)
+        ids = self.prompts.for_reply(user.id)
+        if len(ids) + (1 if overflow == "stop" else room) <= limit:
+            return ids, 0
+        alone = len(self.prompts.alone(user.content))
+        if alone + 1 > limit:
+            raise ContextOverflowError(
+                f"This message alone takes {alone:,} tokens and the context holds {limit:,}; "
+                "shorten it, or raise --ctx if the model allows it.",
+                needed=alone + 1,
+                limit=limit,
+            )
+        if overflow != "drop-oldest":
+            self._check_room(len(ids) + room - 1)
+        # More is freed than this turn needs: every dropping costs a new prefill of what remains.
+        target, dropped = limit - max(room, limit // 4), 0
+        while len(ids) > target and len(path := self.prompts.visible_path_to(user.id)) > 1:
+            self.conversation.drop(path[0].id, path[1].id)
+            ids = self.prompts.for_reply(user.id)
+            dropped += 1
+        return ids, dropped
+
+    def _check_room(self, needed: int) -> None:
+        limit = self.llm.engine.max_seq_len
+        if needed + 1 > limit:
+            raise ContextOverflowError(
+                f"The conversation would need {needed:,} tokens and the context holds {limit:,}; "
+                "drop the oldest turns, start a new chat, or raise --ctx if the model allows it.",
+                needed=needed + 1,
+                limit=limit,
+            )
+
+    def _end(self) -> Node | None:
+        path = self.conversation.active_path()
+        return path[-1] if path else None

@@ -1,0 +1,313 @@
+"""The one thread that touches the model, the cache and the random generator.
+
+Whoever owns a worker puts commands on its queue and gets events through one callback, which is
+called on the worker's thread and has to return quickly.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from kvchat.chat.commands import (
+    Command,
+    Continue,
+    Edit,
+    GetPrice,
+    Load,
+    Open,
+    Regenerate,
+    Restore,
+    Send,
+    SetSystem,
+    Switch,
+    Truncate,
+)
+from kvchat.chat.conversation import Conversation
+from kvchat.chat.events import (
+    BranchDeleted,
+    CacheStatus,
+    CommandFailed,
+    CommandFinished,
+    CommandStarted,
+    ModelLoaded,
+    Paused,
+    Priced,
+    WorkerEvent,
+)
+from kvchat.chat.session import ChatSession, Overflow
+from kvchat.engine.errors import Cancelled, KvchatError
+from kvchat.engine.types import LoadProgress, SamplingParams, TokenGenerated
+from kvchat.models.pull_staging import PullProgress
+
+if TYPE_CHECKING:
+    from kvchat.models.load import LanguageModel
+
+log = logging.getLogger(__name__)
+
+
+class Worker:
+    """Carries out commands one after another on a daemon thread of its own.
+
+    `pause`, `step`, `resume`, `cancel` and `shutdown` act at once; everything else waits its turn
+    in the queue, where it can still be changed or withdrawn.
+
+    Args:
+        on_event: gets every event, on the worker's thread.
+        params: sampling settings; the model's own defaults if not given.
+        overflow: what to do when the context is full.
+        system: system prompt of new conversations.
+        thinking: switches reasoning on or off where the template allows it.
+    """
+
+    def __init__(
+        self,
+        on_event: Callable[[WorkerEvent], None],
+        *,
+        params: SamplingParams | None = None,
+        overflow: Overflow = "ask",
+        system: str = "",
+        thinking: bool | None = None,
+    ) -> None:
+        self._tell = on_event
+        self._params = params
+        self._overflow: Overflow = overflow
+        self._system = system
+        self._thinking = thinking
+        self._session: ChatSession | None = None
+        self._queue: deque[Command] = deque()
+        self._wake = threading.Condition()
+        # The following are read and written while holding `_wake`.
+        self._current: Command | None = None
+        self._settling = self._unsettled = False
+        self._stopping = self._closing = False
+        self._paused = False
+        self._steps = 0
+        self._thread = threading.Thread(target=self._run, name="kvchat-engine", daemon=True)
+        self._thread.start()
+
+    # From any thread
+
+    def submit(self, command: Command) -> Command:
+        """Put a command at the end of the queue."""
+        with self._wake:
+            self._queue.append(command)
+            if self._settling:
+                self._cancel_engine()
+            self._wake.notify_all()
+        return command
+
+    @property
+    def queued(self) -> tuple[Command, ...]:
+        """The commands that wait, next first."""
+        with self._wake:
+            return tuple(self._queue)
+
+    def withdraw(self, command: Command) -> bool:
+        """Take a waiting command out of the queue; False if it has started already."""
+        with self._wake:
+            if command not in self._queue:
+                return False
+            self._queue.remove(command)
+            return True
+
+    def replace(self, command: Command, changed: Command) -> bool:
+        """Put a changed command in a waiting one's place; False if it has started already."""
+        with self._wake:
+            if command not in self._queue:
+                return False
+            self._queue[self._queue.index(command)] = changed
+            return True
+
+    @property
+    def params(self) -> SamplingParams | None:
+        """The sampling settings; setting them acts on the next token of a running reply."""
+        return self._params
+
+    @params.setter
+    def params(self, params: SamplingParams) -> None:
+        self._params = params
+        if self._session is not None:
+            self._session.params = params
+
+    @property
+    def busy(self) -> bool:
+        """Whether a command is being carried out or waits."""
+        with self._wake:
+            return self._current is not None or bool(self._queue)
+
+    def cancel(self) -> None:
+        """End what is being carried out; what it has written stays, the queue goes on."""
+        with self._wake:
+            if self._current is not None or self._settling:
+                self._stopping = True
+                self._cancel_engine()
+            self._wake.notify_all()
+
+    def pause(self) -> None:
+        """Hold the running reply, or the next one, after its next token."""
+        with self._wake:
+            self._paused = True
+
+    def step(self) -> None:
+        """Let a paused reply go on by one token."""
+        with self._wake:
+            self._steps += 1
+            self._wake.notify_all()
+
+    def resume(self) -> None:
+        """Let a paused reply go on."""
+        with self._wake:
+            self._paused, self._steps = False, 0
+            self._wake.notify_all()
+
+    def shutdown(self, timeout: float = 1.0) -> bool:
+        """End everything, drop the queue and join the thread; False if it did not end in time."""
+        with self._wake:
+            self._closing = self._stopping = True
+            self._queue.clear()
+            self._cancel_engine()
+            self._wake.notify_all()
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    # On the worker's thread
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                while not (self._queue or self._unsettled or self._closing):
+                    self._wake.wait()
+                if self._closing:
+                    return
+                self._current = self._queue.popleft() if self._queue else None
+                self._settling = self._current is None
+                self._stopping = False
+                command = self._current
+            if command is None:
+                self._settle()
+            else:
+                self._perform(command)
+            with self._wake:
+                self._current, self._settling = None, False
+                self._unsettled = command is not None and self._session is not None
+
+    def _perform(self, command: Command) -> None:
+        self._tell(CommandStarted(command))
+        try:
+            for event in self._carry_out(command):
+                self._tell(event)
+                self._gate(event)
+            if self._session is not None:
+                self._tell(self._status(self._session))
+        except Cancelled:
+            self._tell(CommandFinished(command))
+        except KvchatError as error:
+            self._tell(CommandFailed(command, error))
+        except Exception as error:
+            log.exception("%s failed", type(command).__name__)
+            name = type(error).__name__
+            told = KvchatError(
+                f"Something unforeseen went wrong ({name}: {error}); the log has it all."
+            )
+            self._tell(CommandFailed(command, told))
+        else:
+            self._tell(CommandFinished(command))
+
+    def _carry_out(self, command: Command) -> Iterator[WorkerEvent]:
+        if isinstance(command, Load):
+            yield self._load(command)
+            return
+        session = self._session
+        if session is None:
+            raise KvchatError("No model is loaded; choose one first.")
+        match command:
+            case Send(text=text, overflow=overflow):
+                yield from session.send(text, overflow=overflow)
+            case Regenerate(reply_id=reply_id, overflow=overflow):
+                yield from session.regenerate(reply_id, overflow=overflow)
+            case Edit(node_id=node_id, text=text, overflow=overflow):
+                yield from session.edit(node_id, text, overflow=overflow)
+            case Continue(reply_id=reply_id):
+                yield from session.continue_reply(reply_id)
+            case Switch(node_id=node_id):
+                session.select(node_id)
+            case SetSystem(text=text):
+                session.set_system(text)
+            case Truncate(node_id=node_id):
+                yield BranchDeleted(session.delete(node_id))
+            case Restore(deleted=deleted):
+                session.conversation.restore(deleted)
+            case Open(conversation=conversation):
+                self._session = session = self._new_session(session.llm, conversation)
+                yield ModelLoaded(session)
+            case GetPrice(text=text):
+                yield Priced(command, session.price(text))
+
+    def _load(self, command: Load) -> ModelLoaded:
+        from kvchat.models.load import load  # imports torch, which takes a second
+
+        def progress(event: LoadProgress | PullProgress) -> None:
+            self._tell(event)
+            self._check_stopping()
+
+        self._check_stopping()
+        conversation = command.conversation
+        if conversation is None and self._session is not None:
+            conversation = self._session.conversation
+        # Two models may not fit into memory side by side.
+        self._session = None
+        llm = load(command.model, progress=progress, **command.options)
+        self._session = self._new_session(llm, conversation)
+        return ModelLoaded(self._session)
+
+    def _new_session(self, llm: LanguageModel, conversation: Conversation | None) -> ChatSession:
+        return ChatSession(
+            llm,
+            self._system,
+            conversation=conversation,
+            params=self._params,
+            overflow=self._overflow,
+            thinking=self._thinking,
+        )
+
+    def _settle(self) -> None:
+        """Prefill what the next turn is certain to begin with, until there is something to do."""
+        session = self._session
+        if session is None:
+            return
+        try:
+            for _ in session.settle():
+                if self.busy or self._stopping:
+                    session.llm.engine.cancel()
+        except KvchatError as error:
+            # The turn that this was meant for will meet the same error and tell it.
+            log.info("idle prefill ended: %s", error)
+        self._tell(self._status(session))
+
+    def _gate(self, event: WorkerEvent) -> None:
+        """Between two events: pass on a stop that came too early for the engine, or pause."""
+        if self._stopping:
+            self._cancel_engine()
+        if not isinstance(event, TokenGenerated):
+            return
+        with self._wake:
+            if self._paused and not self._steps and not self._stopping:
+                self._tell(Paused())
+                self._wake.wait_for(lambda: not self._paused or self._steps or self._stopping)
+            self._steps = max(0, self._steps - 1)
+
+    def _status(self, session: ChatSession) -> CacheStatus:
+        engine = session.llm.engine
+        return CacheStatus(len(engine.ids), engine.max_seq_len, engine.kv_bytes, engine.stash_bytes)
+
+    def _cancel_engine(self) -> None:
+        if self._session is not None:
+            self._session.llm.engine.cancel()
+
+    def _check_stopping(self) -> None:
+        if self._stopping:
+            raise Cancelled
