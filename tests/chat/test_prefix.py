@@ -439,7 +439,7 @@ def test_a_message_cannot_pass_for_a_control_token() -> None:
 
 def test_nfc_text_is_compared_as_the_tokenizer_makes_it() -> None:
     chat = Chat(chatml, ToyTokenizer(nfc=True))
-    chat.send("e\u0301 ab", drawn("fine"))
+    chat.send("e\u0301 ab", drawn("fine ab"))
     held = len(chat.base.ids)
     assert "é" in chat.base.text
     segments = chatml("", [*chat.messages, Said("user", "more")], True)
