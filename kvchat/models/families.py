@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvchat.engine.errors import UnsupportedModelError
+from kvchat.models.config_values import size, switch
 
 Windows = tuple[int | None, ...]
 
@@ -21,18 +22,28 @@ def _no_windows(config: Mapping[str, Any], n_layers: int) -> Windows:
 
 
 def _same_window(config: Mapping[str, Any], n_layers: int) -> Windows:
-    """Mistral: one window for every layer, where there is one."""
-    window = config.get("sliding_window")
-    return () if window is None else (int(window),) * n_layers
+    """Mistral: one window for every layer, unless it is null; 4096 where nothing is said."""
+    if config.get("sliding_window", 4096) is None:
+        return ()
+    return (size(config, "sliding_window", 4096),) * n_layers
 
 
 def _upper_windows(config: Mapping[str, Any], n_layers: int) -> Windows:
-    """Qwen: a window on the upper layers, when it is switched on."""
-    window = config.get("sliding_window")
-    if window is None or not config.get("use_sliding_window", False):
+    """Qwen: when it is switched on, a window on the layers listed, else on the upper ones."""
+    if not switch(config, "use_sliding_window") or config.get("sliding_window") is None:
         return ()
-    full = int(config.get("max_window_layers", n_layers))
-    return tuple(None if i < full else int(window) for i in range(n_layers))
+    window = size(config, "sliding_window")
+    kinds = config.get("layer_types")
+    if kinds is None:
+        full = size(config, "max_window_layers", 28, low=0)
+        return tuple(None if i < full else window for i in range(n_layers))
+    known = {"full_attention": None, "sliding_attention": window}
+    if not isinstance(kinds, list) or len(kinds) != n_layers or not {*map(str, kinds)} <= {*known}:
+        raise UnsupportedModelError(
+            f"layer_types of this model's configuration must name, for each of its {n_layers} "
+            f"layers, one of {', '.join(known)}; other kinds are not supported"
+        )
+    return tuple(known[kind] for kind in kinds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

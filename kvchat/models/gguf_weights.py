@@ -10,10 +10,10 @@ from torch import Tensor
 
 from kvchat.engine.config import ModelConfig, RopeConfig
 from kvchat.engine.errors import ModelFileError, UnsupportedModelError
+from kvchat.models.config_values import MAX_LAYERS, check_config, number, size
 from kvchat.models.families import GGUF_NAMES, Family, family_of_gguf, file_name
 from kvchat.models.gguf import GGUFFile
 from kvchat.models.gguf_blocks import q4_parts
-from kvchat.models.hf import check_config, size
 from kvchat.models.weights import Int4Parts
 
 
@@ -59,9 +59,10 @@ def model_config(file: GGUFFile) -> tuple[ModelConfig, Family]:
     architecture = str(file.metadata.get("general.architecture", ""))
     family = family_of_gguf(architecture)
     prefix = f"{architecture}."
+    # By key: items() would decode the whole vocabulary on the way.
     raw = {
-        key.removeprefix(prefix): value
-        for key, value in file.metadata.items()
+        key.removeprefix(prefix): file.metadata[key]
+        for key in file.metadata
         if key.startswith(prefix)
     }
     if raw.get("expert_count"):
@@ -69,20 +70,26 @@ def model_config(file: GGUFFile) -> tuple[ModelConfig, Family]:
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise ModelFileError("the GGUF file has no token embedding; fetch the model again")
-    dim, n_layers = size(raw, "embedding_length"), size(raw, "block_count")
+    dim, n_layers = size(raw, "embedding_length"), size(raw, "block_count", high=MAX_LAYERS)
     n_heads = size(raw, "attention.head_count")
+    head_dim = size(raw, "attention.key_length", dim // n_heads)
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if size(raw, key, head_dim) != head_dim:
+            raise UnsupportedModelError(
+                f"{key} {raw[key]} beside heads of {head_dim} features is not supported"
+            )
     config = ModelConfig(
         family=family.name,
         dim=dim,
         n_layers=n_layers,
         n_heads=n_heads,
         n_kv_heads=size(raw, "attention.head_count_kv", n_heads),
-        head_dim=size(raw, "attention.key_length", dim // n_heads),
+        head_dim=head_dim,
         hidden_dim=size(raw, "feed_forward_length"),
         vocab_size=embedding.shape[0],
         max_seq_len=size(raw, "context_length"),
-        norm_eps=float(raw.get("attention.layer_norm_rms_epsilon", 1e-5)),
-        rope=_rope(raw, file),
+        norm_eps=number(raw, "attention.layer_norm_rms_epsilon", 1e-5),
+        rope=_rope(raw, file, head_dim),
         qk_norm=family.qk_norm,
         sliding_windows=family.windows(
             {"sliding_window": raw.get("attention.sliding_window")}, n_layers
@@ -92,17 +99,23 @@ def model_config(file: GGUFFile) -> tuple[ModelConfig, Family]:
     return check_config(config), family
 
 
-def _rope(raw: Mapping[str, Any], file: GGUFFile) -> RopeConfig:
+def _rope(raw: Mapping[str, Any], file: GGUFFile, head_dim: int) -> RopeConfig:
     """Read rotary settings; llama3 scaling is a tensor of divisors and not in the metadata."""
-    theta = float(raw.get("rope.freq_base", 10_000.0))
+    theta = number(raw, "rope.freq_base", 10_000.0)
     divisors = None
     if "rope_freqs.weight" in file.tensors:
-        divisors = tuple(file.tensor("rope_freqs.weight", torch.float32).tolist())
-    kind = str(raw.get("rope.scaling.type", "none"))
-    factor = float(raw.get("rope.scaling.factor", raw.get("rope.scale_linear", 1.0)))
-    if kind in ("none", "linear"):
-        scaling = "linear" if factor not in (0.0, 1.0) else "none"
-        return RopeConfig(theta=theta, scaling=scaling, factor=factor, divisors=divisors)  # type: ignore[arg-type]
-    raise UnsupportedModelError(
-        f"rope scaling of type {kind} is not supported; supported are none, linear and llama3"
-    )
+        divisors = tuple(file.tensor("rope_freqs.weight", torch.float32).flatten().tolist())
+        if len(divisors) != head_dim // 2 or not all(0 < divisor < 1e30 for divisor in divisors):
+            raise ModelFileError(
+                f"rope_freqs.weight must hold {head_dim // 2} numbers above 0; fetch it again"
+            )
+    kind = raw.get("rope.scaling.type", "linear")
+    if kind not in ("none", "linear"):
+        raise UnsupportedModelError(
+            f"rope scaling of type {kind!s:.40} is not supported; supported are none and linear"
+        )
+    factor = raw.get("rope.scaling.factor", raw.get("rope.scale_linear"))
+    if kind == "none" or factor in (None, 0, 1):
+        return RopeConfig(theta=theta, divisors=divisors)
+    factor = number({"rope.scaling.factor": factor}, "rope.scaling.factor")
+    return RopeConfig(theta=theta, scaling="linear", factor=factor, divisors=divisors)

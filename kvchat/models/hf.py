@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kvchat.engine.config import ModelConfig, RopeConfig
 from kvchat.engine.errors import ModelFileError, UnsupportedModelError
+from kvchat.models.config_values import MAX_LAYERS, check_config, number, section, size, switch
 from kvchat.models.families import HF_NAMES, Family, family_of_hf, file_name
 from kvchat.models.weights import Int4Parts
 
@@ -35,7 +36,7 @@ def read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelFileError(f"{path} cannot be read: {error}; fetch the model again") from error
     if not isinstance(value, dict):
         raise ModelFileError(f"{path} is not a JSON object; fetch the model again")
@@ -49,16 +50,17 @@ def model_config(raw: Mapping[str, Any]) -> tuple[ModelConfig, Family]:
         UnsupportedModelError: the architecture or its kind of rope scaling.
         ModelFileError: a size is missing or makes no sense.
     """
-    family = family_of_hf([str(name) for name in raw.get("architectures") or []])
-    if raw.get("quantization_config"):
-        method = raw["quantization_config"].get("quant_method", "unknown")
+    names = raw.get("architectures")
+    family = family_of_hf([str(name) for name in names] if isinstance(names, list) else [])
+    if quantised := section(raw, "quantization_config"):
+        method = quantised.get("quant_method", "an unknown method")
         raise UnsupportedModelError(
             f"this folder's weights are quantised with {method}, which is not supported; "
             "take the original weights or a GGUF file of the model"
         )
     if (act := raw.get("hidden_act", "silu")) != "silu":
         raise UnsupportedModelError(f"the activation {act} is not supported; supported is silu")
-    dim, n_layers = size(raw, "hidden_size"), size(raw, "num_hidden_layers")
+    dim, n_layers = size(raw, "hidden_size"), size(raw, "num_hidden_layers", high=MAX_LAYERS)
     n_heads = size(raw, "num_attention_heads")
     n_kv_heads = size(raw, "num_key_value_heads", n_heads)
     config = ModelConfig(
@@ -71,55 +73,46 @@ def model_config(raw: Mapping[str, Any]) -> tuple[ModelConfig, Family]:
         hidden_dim=size(raw, "intermediate_size"),
         vocab_size=size(raw, "vocab_size"),
         max_seq_len=size(raw, "max_position_embeddings", 2048),
-        norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        norm_eps=number(raw, "rms_norm_eps", 1e-6),
         rope=_rope(raw),
         qk_norm=family.qk_norm,
         sliding_windows=family.windows(raw, n_layers),
-        tied_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        tied_embeddings=switch(raw, "tie_word_embeddings"),
     )
     return check_config(config), family
 
 
-def size(raw: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    """Return a positive whole number from a configuration."""
-    value = raw.get(key)
-    if value is None:
-        value = default
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 2**31:
-        raise ModelFileError(f"the model's configuration gives {key} as {value!r}; fetch it again")
-    return value
-
-
-def check_config(config: ModelConfig) -> ModelConfig:
-    """Return the configuration if its sizes agree with each other."""
-    if config.n_heads % config.n_kv_heads or config.head_dim % 2:
-        raise ModelFileError(
-            f"the model's configuration has {config.n_heads} heads over {config.n_kv_heads} key "
-            f"heads of {config.head_dim} features, which do not divide; fetch it again"
-        )
-    return config
-
-
 def _rope(raw: Mapping[str, Any]) -> RopeConfig:
     """Read rotary settings as transformers 5 (`rope_parameters`) and 4 (two keys) write them."""
-    given = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
-    theta = float(given.get("rope_theta", raw.get("rope_theta", 10_000.0)))
-    kind = given.get("rope_type", given.get("type", "default"))
+    given = {**raw, **section(raw, "rope_scaling"), **section(raw, "rope_parameters")}
+    if number(given, "partial_rotary_factor", 1.0) != 1:
+        raise UnsupportedModelError(
+            "rotating only a part of each head (partial_rotary_factor) is not supported"
+        )
+    theta = number(given, "rope_theta", 10_000.0)
+    kind = given.get("rope_type") or given.get("type") or "default"
     if kind == "default":
         return RopeConfig(theta=theta)
     if kind == "linear":
-        return RopeConfig(theta=theta, scaling="linear", factor=float(given["factor"]))
+        return RopeConfig(theta=theta, scaling="linear", factor=number(given, "factor"))
     if kind == "llama3":
+        low, high = number(given, "low_freq_factor"), number(given, "high_freq_factor")
+        if low >= high:
+            raise ModelFileError(
+                f"the model's configuration has a low_freq_factor of {low:g} and a "
+                f"high_freq_factor of {high:g}, which must be greater; fetch the model again"
+            )
         return RopeConfig(
             theta=theta,
             scaling="llama3",
-            factor=float(given["factor"]),
-            low_freq_factor=float(given["low_freq_factor"]),
-            high_freq_factor=float(given["high_freq_factor"]),
-            original_max_seq_len=int(given["original_max_position_embeddings"]),
+            factor=number(given, "factor"),
+            low_freq_factor=low,
+            high_freq_factor=high,
+            original_max_seq_len=size(given, "original_max_position_embeddings"),
         )
     raise UnsupportedModelError(
-        f"rope scaling of type {kind} is not supported; supported are default, linear and llama3"
+        f"rope scaling of type {kind!s:.40} is not supported; supported are default, linear and "
+        "llama3"
     )
 
 
@@ -167,20 +160,31 @@ class HFWeights:
         return count * DTYPES[part.get_dtype()].itemsize
 
     def _find_weights(self) -> dict[str, Path]:
-        """Map every weight in the folder to its file."""
-        index = read_json(self.folder / "model.safetensors.index.json")
-        if index:
-            homes = {}
-            for key, name in dict(index.get("weight_map") or {}).items():
-                path = self.folder / Path(str(name)).name
-                if not path.exists():
-                    raise ModelFileError(f"{path} is missing; fetch the model again")
-                homes[str(key)] = path
-            return homes
-        files = sorted(self.folder.glob("*.safetensors"))
-        if not files:
+        """Map every weight in the folder to its file, as the files have it."""
+        return {key: path for path in self._paths() for key in self._open(path).keys()}  # noqa: SIM118
+
+    def _paths(self) -> list[Path]:
+        single = self.folder / "model.safetensors"
+        index = self.folder / "model.safetensors.index.json"
+        if single.exists():
+            return [single]
+        if index.exists():
+            names = {str(name) for name in section(read_json(index), "weight_map").values()}
+            strange = sorted(name for name in names if Path(name).name != name)
+            if strange or not names:
+                raise ModelFileError(
+                    f"{index} names {strange[0] if strange else 'no file'!r:.80} where files next "
+                    "to it should stand; fetch the model again"
+                )
+            paths = [self.folder / name for name in sorted(names)]
+        else:
+            paths = sorted(self.folder.glob("*.safetensors"))
+        missing = [path for path in paths if not path.exists()]
+        if missing:
+            raise ModelFileError(f"{missing[0]} is missing; fetch the model again")
+        if not paths:
             raise self._no_weights()
-        return {key: path for path in files for key in self._open(path).keys()}  # noqa: SIM118
+        return paths
 
     def _no_weights(self) -> Exception:
         pickled = [p.name for e in ("bin", "pt", "pth") for p in self.folder.glob(f"*.{e}")]

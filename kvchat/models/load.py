@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -32,6 +33,16 @@ DEFAULT_MODEL = "smollm2"
 """The model that is fetched by itself when it is asked for and absent."""
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+GGUF_SAMPLING = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+    "penalty_last_n": "penalty_window",
+}
+"""Keys of `general.sampling` in GGUF metadata to our parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +124,7 @@ def load(
     else:
         path = require(name_or_path)
     if threads is not None:
-        torch.set_num_threads(threads)
+        _use_threads(threads)
     where = pick_device(device)
     kind = pick_dtype(dtype, where)
     quant = pick_quant(quant, dtype, where)
@@ -228,13 +239,19 @@ def _open(path: Path) -> tuple[WeightSource, Tokenizer, ChatTemplate, Mapping[st
     source = GGUFWeights(file)
     tokenizer = gguf_tokenizer.from_gguf_metadata(file.metadata)
     template = ChatTemplate.from_gguf_metadata(file.metadata)
-    prefix = "general.sampling."
     sampling = {
-        key.removeprefix(prefix).replace("temp", "temperature"): value
-        for key, value in file.metadata.items()
-        if key.startswith(prefix)
+        ours: file.metadata[f"general.sampling.{theirs}"]
+        for theirs, ours in GGUF_SAMPLING.items()
+        if f"general.sampling.{theirs}" in file.metadata
     }
     return source, tokenizer, template, sampling
+
+
+def _use_threads(threads: int) -> None:
+    available = os.cpu_count() or 1
+    if not 1 <= threads <= available:
+        raise SettingError(f"--threads {threads} is outside 1 to {available}, this machine's CPUs")
+    torch.set_num_threads(threads)
 
 
 def _cpu_multiplies_bfloat16() -> bool:

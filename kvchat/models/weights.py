@@ -56,7 +56,8 @@ def build_transformer(
 ) -> Transformer:
     """Read all weights and put the model together on its device.
 
-    `progress` is called after every weight; an exception from it ends the load.
+    `progress` is called after every weight and once at the end, then with `done` equal to
+    `total`; an exception from it ends the load.
 
     Raises:
         ModelFileError: a weight is missing or has a shape that the configuration denies.
@@ -69,6 +70,8 @@ def build_transformer(
     head: AnyLinear = Linear(embedding)
     if not config.tied_embeddings:
         head = builder.linear([_Rows("head", config.vocab_size)], config.dim)
+    if progress is not None:  # a file may hold weights that this model has no use for
+        progress(LoadProgress(source.nbytes, source.nbytes, "done"))
     return Transformer(config, embedding=embedding, blocks=blocks, norm=norm, head=head).eval()
 
 
