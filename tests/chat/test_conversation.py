@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvchat.chat.conversation import Conversation
@@ -250,6 +250,7 @@ def snapshot(chat: Conversation) -> object:
     )
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 1000)), max_size=40))
 def test_any_sequence_of_operations_keeps_the_tree_sound(steps: list[tuple[int, int]]) -> None:
     chat = Conversation()

@@ -201,6 +201,7 @@ def position_of(needle: list[int], ids: list[int]) -> int:
 # The tools
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 2), max_size=80), st.lists(st.integers(0, 2), max_size=80))
 def test_common_prefix_is_the_longest(a: list[int], b: list[int]) -> None:
     n = common_prefix(a, b)
@@ -216,6 +217,7 @@ def test_common_prefix_of_long_lists(difference: int) -> None:
     assert common_prefix(a, a[:difference]) == difference
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**20 - 1))
 def test_spelling_is_reversible_and_no_text_holds_it(control: int) -> None:
     assert unspell(spell(control)) == control
@@ -227,6 +229,7 @@ any_ids = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 12), any_ids), max_size=6))
 def test_decoded_context_is_the_same_however_it_grew(steps: list[tuple[int, list[int]]]) -> None:
     grown = DecodedContext(TOY)
@@ -255,6 +258,16 @@ def test_generated_ids_are_not_encoded_again(template: Template) -> None:
     planned = chat.send("more", drawn("abab"))
     assert (planned.kept, planned.divergence) == (held, None)
     assert planned.ids != encoded(TOY, template("", chat.messages[:-1], True))
+    held = len(chat.base.ids)
+    segments = template("", [*chat.messages, Said("user", "ab")], True)
+    assert plan(chat.base, segments).kept == held  # by the spans alone, without the messages
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_typed_text_is_split_as_a_fresh_encoding_would(template: Template) -> None:
+    base = DecodedContext(TOY, encoded(TOY, template("", [Said("user", "say ab")], True)))
+    segments = template("", [Said("user", "say abc")], True)
+    assert plan(base, segments).ids == encoded(TOY, segments)
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
@@ -496,7 +509,7 @@ moves = st.lists(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(st.sampled_from(TEMPLATES), moves)
 def test_every_history_is_spelled_exactly(
     template: Template, steps: list[tuple[str, str, list[int], int]]
@@ -524,6 +537,7 @@ def test_every_history_is_spelled_exactly(
         check(chat.base, segments, plan(chat.base, segments, passages(chat.messages)))
 
 
+@settings(deadline=None)
 @given(st.sampled_from(TEMPLATES), st.lists(st.tuples(texts, texts), max_size=6), texts, st.data())
 def test_without_generated_ids_the_plan_is_the_plain_encoding(
     template: Template, turns: list[tuple[str, str]], system: str, data: st.DataObject
@@ -575,7 +589,7 @@ def is_run(run: list[int], ids: Sequence[int]) -> bool:
 
 
 @pytest.mark.parametrize("kind", REAL)
-@settings(max_examples=25)
+@settings(max_examples=25, deadline=None)
 @given(turns=st.lists(st.tuples(nasty_texts, st.randoms()), min_size=1, max_size=4))
 def test_real_tokenizers_keep_every_id(kind: str, turns: list[tuple[str, Random]]) -> None:
     tokenizer = from_gguf_metadata(REAL[kind])
