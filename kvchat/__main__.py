@@ -1,0 +1,7 @@
+"""`python -m kvchat`."""
+
+from __future__ import annotations
+
+from kvchat.cli import main
+
+main()

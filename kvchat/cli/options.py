@@ -1,0 +1,120 @@
+"""Flags that several commands share: every setting is a flag of the same name."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from kvchat.cli.output import note
+from kvchat.engine.errors import SettingError
+from kvchat.settings import Settings
+
+Flags = dict[str, Any]
+"""The annotation of each flag, by the name of its setting."""
+
+
+def _flag(kind: Any, panel: str, text: str, *names: str, metavar: str | None = None) -> Any:
+    option = typer.Option(
+        *names, help=text, rich_help_panel=panel, metavar=metavar, show_default=False
+    )
+    return Annotated[kind | None, option]
+
+
+MODEL: Flags = {
+    "model": _flag(
+        str, "Model", "Name, file or folder of the model.", "--model", "-m", metavar="NAME|PATH"
+    ),
+    "device": _flag(str, "Model", "Where to compute.", metavar="auto|cpu|cuda|mps"),
+    "dtype": _flag(
+        str,
+        "Model",
+        "Type of weights that are not quantised.",
+        metavar="auto|float32|bfloat16|float16",
+    ),
+    "quant": _flag(
+        str, "Model", "How to hold the weights in memory.", metavar="auto|none|int8|int4"
+    ),
+    "ctx": _flag(int, "Model", "Context length in tokens.", metavar="N"),
+    "threads": _flag(int, "Model", "Compute threads.", metavar="N"),
+}
+
+CHAT: Flags = {"system": _flag(str, "Model", "System prompt.", metavar="TEXT")}
+
+SAMPLING: Flags = {
+    "temperature": _flag(
+        float, "Sampling", "Lower is more predictable; 0 takes the most probable token."
+    ),
+    "top_k": _flag(int, "Sampling", "Choose among the k most probable tokens; 0 is off."),
+    "top_p": _flag(
+        float, "Sampling", "Choose among the fewest tokens that together reach p; 1 is off."
+    ),
+    "min_p": _flag(
+        float, "Sampling", "Drop tokens less probable than this share of the best; 0 is off."
+    ),
+    "repetition_penalty": _flag(
+        float, "Sampling", "Weaken tokens that were used already; 1 is off."
+    ),
+    "presence_penalty": _flag(float, "Sampling", "Subtract from tokens that were used already."),
+    "frequency_penalty": _flag(float, "Sampling", "Subtract for each time a token was used."),
+    "penalty_window": _flag(
+        int, "Sampling", "How many last tokens the penalties look at; -1 is all."
+    ),
+    "penalise_all": _flag(
+        bool, "Sampling", "Penalise punctuation and control tokens too.", "--penalise-all"
+    ),
+    "temperature_last": _flag(
+        bool, "Sampling", "Apply the temperature after the truncations.", "--temperature-last"
+    ),
+    "seed": _flag(int, "Sampling", "The same seed gives the same reply."),
+    "max_tokens": _flag(int, "Sampling", "Longest reply in tokens."),
+    "stop": _flag(list[str], "Sampling", "End the reply before this text; repeatable."),
+}
+
+
+def takes_settings(*groups: Flags) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the flags of some groups; it receives them merged as `settings`.
+
+    The command's own parameters keep their place before the flags.
+    """
+    flags = {name: annotation for group in groups for name, annotation in group.items()}
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(function)
+        def command(**given: Any) -> None:
+            values = {name: given.pop(name) for name in flags}
+            function(settings=read_settings(values), **given)
+
+        signature = inspect.signature(function, eval_str=True)
+        own = [p for p in signature.parameters.values() if p.name != "settings"]
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        parameters = [
+            *(p.replace(kind=keyword) for p in own),
+            *(
+                inspect.Parameter(name, keyword, default=None, annotation=annotation)
+                for name, annotation in flags.items()
+            ),
+        ]
+        command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {p.name: p.annotation for p in parameters}
+        return command
+
+    return decorate
+
+
+def read_settings(flags: dict[str, Any]) -> Settings:
+    """Merge flags with the configuration and the environment; say what of these is unusable.
+
+    Raises:
+        SettingError: a flag has an unusable value.
+    """
+    given = {name: None if value == [] else value for name, value in flags.items()}
+    settings, problems = Settings.load(given)
+    for problem in problems:
+        if problem.startswith("--"):
+            raise SettingError(problem)
+        note(problem)
+    return settings

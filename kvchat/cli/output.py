@@ -1,0 +1,84 @@
+"""Where words go: answers to stdout, everything else to stderr."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from kvchat.chat.plain_text import one_line, printable
+from kvchat.engine.errors import KvchatError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+def note(text: str) -> None:
+    """Write one line to stderr."""
+    if sys.stderr is not None:
+        print(f"kvchat: {one_line(text)}", file=sys.stderr, flush=True)
+
+
+def is_terminal(stream: object) -> bool:
+    """Whether a standard stream is open and a terminal."""
+    isatty: Callable[[], bool] | None = getattr(stream, "isatty", None)
+    try:
+        return isatty is not None and isatty()
+    except ValueError:
+        return False
+
+
+class Output:
+    """Standard output, written through at once.
+
+    To a terminal, untrusted text goes without control codes; files and pipes get it as it is.
+    Characters the stream's encoding lacks are replaced.
+
+    Raises:
+        KvchatError: stdout is closed, or cannot be written for another reason than a closed pipe.
+    """
+
+    def __init__(self) -> None:
+        if sys.stdout is None:
+            raise KvchatError("standard output is closed, so there is nowhere to write to")
+        self._stream = sys.stdout
+        with suppress(AttributeError):  # a stand-in for stdout may take any text
+            self._stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+        self.is_terminal = is_terminal(self._stream)
+
+    def write(self, text: str) -> None:
+        """Write text that may come from anywhere."""
+        self._put(printable(text) if self.is_terminal else text)
+
+    def show(self, table: RenderableType) -> None:
+        """Write something of rich's, coloured on a terminal that wants it."""
+        from rich.console import Console
+
+        console = Console(file=self._stream, markup=False, highlight=False, emoji=False)
+        with console.capture() as captured:
+            console.print(table)
+        self._put(captured.get())
+
+    def _put(self, text: str) -> None:
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise KvchatError(f"standard output cannot be written: {error.strerror}") from error
+
+
+def settle_stdout() -> None:
+    """Flush stdout; let go of what cannot be written, or the interpreter complains at its exit."""
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        with suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, sys.stdout.fileno())
+            os.close(nowhere)
