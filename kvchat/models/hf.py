@@ -55,11 +55,13 @@ def model_config(raw: Mapping[str, Any]) -> tuple[ModelConfig, Family]:
     if quantised := section(raw, "quantization_config"):
         method = quantised.get("quant_method", "an unknown method")
         raise UnsupportedModelError(
-            f"this folder's weights are quantised with {method}, which is not supported; "
+            f"this folder's weights are quantised with {method!s:.40}, which is not supported; "
             "take the original weights or a GGUF file of the model"
         )
     if (act := raw.get("hidden_act", "silu")) != "silu":
-        raise UnsupportedModelError(f"the activation {act} is not supported; supported is silu")
+        raise UnsupportedModelError(
+            f"the activation {act!s:.40} is not supported; supported is silu"
+        )
     dim, n_layers = size(raw, "hidden_size"), size(raw, "num_hidden_layers", high=MAX_LAYERS)
     n_heads = size(raw, "num_attention_heads")
     n_kv_heads = size(raw, "num_key_value_heads", n_heads)
