@@ -173,7 +173,8 @@ def family_of_gguf(architecture: str) -> Family:
 
 def _unsupported(architecture: str, supported: str) -> UnsupportedModelError:
     return UnsupportedModelError(
-        f"this model's architecture ({architecture:.80}) is not supported; supported are {supported}"
+        f"this model's architecture ({architecture:.80}) is not supported; "
+        f"supported are {supported}"
     )
 
 

@@ -14,7 +14,10 @@ from kvchat.models.config_values import MAX_LAYERS, check_config, number, size
 from kvchat.models.families import GGUF_NAMES, Family, family_of_gguf, file_name
 from kvchat.models.gguf import GGUFFile
 from kvchat.models.gguf_blocks import q4_parts
+from kvchat.models.gguf_types import GGMLType
 from kvchat.models.weights import Int4Parts
+
+_WHOLE_NUMBERS = (GGMLType.I8, GGMLType.I16, GGMLType.I32, GGMLType.I64)
 
 
 class GGUFWeights:
@@ -32,7 +35,14 @@ class GGUFWeights:
 
     def dense(self, name: str, dtype: torch.dtype) -> Tensor:
         """Return a weight unpacked to `dtype`."""
-        return self.file.tensor(file_name(GGUF_NAMES, name), dtype)
+        key = file_name(GGUF_NAMES, name)
+        kind = self.file.tensors[key].type
+        if kind in _WHOLE_NUMBERS:
+            raise UnsupportedModelError(
+                f"the weight {key} has the type {kind.name}, whole numbers without a scale; take "
+                "another conversion of the model"
+            )
+        return self.file.tensor(key, dtype)
 
     def int4(self, name: str) -> Int4Parts | None:
         """Return the parts of a Q4_0 or Q4_1 weight."""
