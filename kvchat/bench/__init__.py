@@ -1,1 +1,1 @@
-
+"""Measurements: `run` takes them, `result` holds them as JSON, `report` draws them."""

@@ -12,12 +12,13 @@ import typer
 from kvchat import __version__
 from kvchat.cli import BAD_USAGE, DONE, INTERRUPTED
 from kvchat.cli.ask import ask
+from kvchat.cli.bench import bench
 from kvchat.cli.doctor import doctor
 from kvchat.cli.models import models
 from kvchat.cli.output import note
 from kvchat.cli.pull import pull
 
-COMMANDS = (ask, models, pull, doctor)
+COMMANDS = (ask, models, pull, bench, doctor)
 
 DEFAULT_COMMAND = "chat"
 """What runs when no command is named."""

@@ -1,0 +1,192 @@
+"""One benchmark run, from loading the model to all figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from statistics import median, quantiles
+
+import torch
+
+import kvchat
+from kvchat.bench import peers, speed, texts, turns
+from kvchat.bench.bandwidth import bytes_read_per_token, read_bandwidth
+from kvchat.bench.plan import LoadSettings, Plan
+from kvchat.bench.programs import Task
+from kvchat.bench.result import BenchResult, Contestant
+from kvchat.engine.errors import KvchatError
+from kvchat.engine.types import SamplingParams
+from kvchat.models.load import LanguageModel, load
+
+SHARED_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+"""Settings that every program under comparison has under the same name."""
+
+
+def run(
+    settings: LoadSettings,
+    plan: Plan,
+    *,
+    compare: Sequence[str] = (),
+    progress: Callable[[str], None] = lambda _: None,
+) -> BenchResult:
+    """Load a model and measure it.
+
+    Args:
+        settings: the model, and how to load it.
+        plan: lengths and repeats.
+        compare: names of other programs to run beside, see `kvchat.bench.peers.PEERS`.
+        progress: called with what is being measured now.
+
+    Raises:
+        KvchatError: the model does not load, or a program to compare with is not there.
+    """
+    progress("loading the model")
+    llm = load(settings.model, **settings.arguments())
+    peers.check_installed(compare, llm.path)
+    # Other processes shall load this very file with this very number of threads.
+    same = replace(settings, model=str(llm.path), threads=torch.get_num_threads())
+    return measure(llm, same, plan, compare=compare, progress=progress)
+
+
+def measure(
+    llm: LanguageModel,
+    settings: LoadSettings,
+    plan: Plan,
+    *,
+    compare: Sequence[str] = (),
+    progress: Callable[[str], None] = lambda _: None,
+) -> BenchResult:
+    """Measure a loaded model; `settings` say how other processes load the same one."""
+    engine, tokenizer = llm.engine, llm.tokenizer
+    asked, plan = plan, plan.fitted(engine.max_seq_len)
+    params = llm.defaults.updated(seed=0)
+    prefill_ids = texts.prompt(tokenizer, plan.prefill_tokens)
+    decode_ids = texts.prompt(tokenizer, plan.decode_prompt, nth=1)
+
+    progress("warming up")
+    speed.reply(engine, decode_ids, params, tokens=2)
+    progress(f"prefill of {plan.prefill_tokens:,} tokens")
+    prefills = [speed.prefill_ms(engine, prefill_ids, params) for _ in range(plan.repeats)]
+    progress(f"decode of {plan.decode_tokens:,} tokens")
+    decodes = []
+    for _ in range(plan.repeats):
+        speed.forget(engine)
+        with speed.forced_length(engine, tokenizer.control_ids):
+            decodes.append(speed.reply(engine, decode_ids, params, tokens=plan.decode_tokens))
+    token_ms = [ms for each in decodes for ms in each.token_ms]
+    decode_tps = median(each.decode_tps for each in decodes)
+
+    chat, naive, long_decode_tps = _chat(llm, params, plan, progress)
+
+    progress("switching branches")
+    branch = texts.prompt(tokenizer, plan.branch_tokens, nth=2)
+    switches = [speed.branch_switch(engine, decode_ids, branch) for _ in range(plan.repeats)]
+    switch_ms = [each.switch_ms for each in switches if each.switch_ms is not None]
+
+    task = Task(
+        program="kvchat",
+        load=asdict(settings),
+        sampling={name: getattr(params, name) for name in SHARED_SAMPLING},
+        prefill_ids=prefill_ids,
+        decode_ids=decode_ids,
+        decode_tokens=plan.decode_tokens,
+        repeats=1,
+    )
+    progress("starting processes")
+    starts = [peers.measure(task) for _ in range(plan.starts)]
+    compared: list[Contestant] = []
+    failures: list[str] = []
+    if compare:
+        try:
+            beside = replace(task, repeats=plan.repeats)
+            compared = peers.compare(beside, compare, plan.rounds, progress)
+        except KvchatError as error:  # what was measured so far shall not be lost
+            failures.append(str(error))
+
+    progress("reading memory")
+    speed.forget(engine)
+    bandwidth = read_bandwidth(engine.model.device)
+    per_token = bytes_read_per_token(engine, plan.decode_prompt + plan.decode_tokens / 2)
+    return BenchResult(
+        kvchat=kvchat.__version__,
+        torch=torch.__version__,
+        model=llm.name,
+        device=llm.device,
+        dtype=llm.dtype,
+        quant=llm.quant,
+        threads=torch.get_num_threads(),
+        weight_bytes=engine.weight_bytes,
+        kv_bytes_per_token=engine.kv_bytes_per_token,
+        ready_s=median(start.ready_s for start in starts),
+        peak_memory_bytes=starts[0].peak_memory_bytes,
+        prefill_tps=plan.prefill_tokens / median(prefills) * 1e3,
+        decode_tps=decode_tps,
+        decode_ms_p50=median(token_ms),
+        decode_ms_p95=percentile_95(token_ms),
+        long_decode_tps=long_decode_tps,
+        ttft_ms_by_turn=[turn.cost.ttft_ms for turn in chat],
+        reused_by_turn=[turn.cost.reused for turn in chat],
+        new_by_turn=[turn.cost.new for turn in chat],
+        bookkeeping_ms_by_turn=[turn.bookkeeping_ms for turn in chat],
+        idle_tokens_by_turn=[turn.idle_tokens for turn in chat],
+        idle_ms_by_turn=[turn.idle_ms for turn in chat],
+        decode_tps_by_turn=[turn.cost.decode_tps for turn in chat],
+        naive_ttft_ms_by_turn=[each.ttft_ms for each in naive],
+        branch_switch_ms=median(switch_ms) if switch_ms else None,
+        branch_prefill_ms=median(each.prefill_ms for each in switches),
+        bandwidth_gbps=bandwidth,
+        bytes_per_token=per_token,
+        bandwidth_fraction=per_token * decode_tps / (bandwidth * 1e9),
+        compared=compared,
+        plan=plan,
+        notes=[*_notes(asked, plan, played=len(chat), stashed=bool(switch_ms)), *failures],
+    )
+
+
+def percentile_95(values: Sequence[float]) -> float:
+    """Return the value that 95% of the others do not exceed, interpolated."""
+    return quantiles(values, n=20, method="inclusive")[-1]
+
+
+def _chat(
+    llm: LanguageModel, params: SamplingParams, plan: Plan, progress: Callable[[str], None]
+) -> tuple[list[turns.Turn], list[speed.Reply], float | None]:
+    """Play the chat, decode once more with a long cache, then run its prompts without a cache."""
+    chat: list[turns.Turn] = []
+    script = turns.play(
+        llm,
+        params,
+        turns=plan.turns,
+        user_tokens=plan.user_tokens,
+        reply_tokens=plan.reply_tokens,
+    )
+    for turn in script:
+        chat.append(turn)
+        progress(f"turn {len(chat)} of {plan.turns}")
+    long_decode_tps = None
+    if plan.long_context:
+        progress(f"decode with {plan.long_context:,} tokens cached")
+        held = [*llm.engine.ids][: plan.long_context]
+        rest = texts.prompt(llm.tokenizer, plan.long_context)[len(held) :]
+        with speed.forced_length(llm.engine, llm.tokenizer.control_ids):
+            longest = speed.reply(llm.engine, [*held, *rest], params, tokens=plan.decode_tokens)
+        long_decode_tps = longest.decode_tps
+    naive: list[speed.Reply] = []
+    for each in turns.without_cache(llm, params, [turn.prompt for turn in chat]):
+        naive.append(each)
+        progress(f"turn {len(naive)} of {len(chat)} without the cache")
+    return chat, naive, long_decode_tps
+
+
+def _notes(asked: Plan, plan: Plan, *, played: int, stashed: bool) -> list[str]:
+    notes = []
+    shorter = [
+        name for name in Plan.__dataclass_fields__ if getattr(asked, name) != getattr(plan, name)
+    ]
+    if shorter:
+        notes.append(f"the context is too small for the asked {', '.join(shorter)}")
+    if played < plan.turns:
+        notes.append(f"the context was full after {played} of {plan.turns} turns")
+    if not stashed:
+        notes.append("the branch is larger than the stash, so coming back to it is a prefill")
+    return notes

@@ -1,0 +1,283 @@
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console, Group
+from tiny import tiny_model
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from kvchat import cli
+from kvchat.bench import peers, report, speed, texts, turns
+from kvchat.bench.bandwidth import bytes_read_per_token
+from kvchat.bench.plan import LoadSettings, Plan
+from kvchat.bench.programs import Task
+from kvchat.bench.result import BenchResult, Contestant
+from kvchat.bench.run import percentile_95, run
+from kvchat.engine.engine import Engine
+from kvchat.engine.errors import KvchatError, SettingError
+from kvchat.engine.types import SamplingParams
+from kvchat.models.load import LanguageModel, load
+
+GREEDY = SamplingParams(temperature=0.0, repetition_penalty=1.0)
+
+PROMISED = """
+    model device dtype quant threads weight_bytes kv_bytes_per_token prefill_tps decode_tps
+    decode_ms_p50 decode_ms_p95 ttft_ms_by_turn reused_by_turn new_by_turn
+    naive_ttft_ms_by_turn bandwidth_gbps bandwidth_fraction
+"""
+
+SMALL = Plan(
+    repeats=2,
+    prefill_tokens=40,
+    decode_prompt=10,
+    decode_tokens=6,
+    long_context=0,
+    turns=3,
+    user_tokens=12,
+    reply_tokens=9,
+    branch_tokens=30,
+    starts=1,
+    rounds=1,
+)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Hugging Face folder of a tiny random Llama over bytes, ChatML's control tokens added."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    path = tmp_path_factory.mktemp("tiny-llama")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE({char: nth for nth, char in enumerate(alphabet)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    backend.save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=258,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        initializer_range=0.3,
+        bos_token_id=None,
+        eos_token_id=257,
+    )
+    LlamaForCausalLM(config).save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def llm(folder: Path) -> LanguageModel:
+    return load(str(folder), device="cpu", dtype="float32", quant="none")
+
+
+def played(llm: LanguageModel, n: int = 3) -> list[turns.Turn]:
+    return list(turns.play(llm, GREEDY, turns=n, user_tokens=12, reply_tokens=9))
+
+
+def test_prompts_have_the_wanted_length(llm: LanguageModel) -> None:
+    assert len(texts.prompt(llm.tokenizer, 1000)) == 1000
+    assert len(texts.prompt(llm.tokenizer, 7)) == 7
+    first, second = (texts.message(llm.tokenizer, 40, nth) for nth in (0, 1))
+    assert 40 <= len(llm.tokenizer.encode(first)) < 50
+    assert first.split()[0] != second.split()[0]
+
+
+def test_every_prompt_token_of_a_turn_is_either_reused_or_new(llm: LanguageModel) -> None:
+    chat = played(llm)
+    assert [turn.cost.reused + turn.cost.new for turn in chat] == [len(t.prompt) for t in chat]
+    assert [len(turn.reply) for turn in chat] == [9, 9, 9]
+    assert chat[0].cost.reused == 0
+    for before, turn in pairwise(chat):
+        assert turn.prompt[: len(before.prompt) + 9] == before.prompt + before.reply
+        held = len(before.prompt) + len(before.reply) - 1 + before.idle_tokens
+        assert turn.cost.reused == held
+
+
+def test_replies_are_those_of_a_run_without_the_cache(llm: LanguageModel) -> None:
+    chat = played(llm)
+    for turn in chat:
+        cold = Engine(llm.model)
+        with speed.forced_length(cold, llm.tokenizer.control_ids):
+            assert speed.reply(cold, turn.prompt, GREEDY, tokens=9).ids == turn.reply
+    naive = list(turns.without_cache(llm, GREEDY, [turn.prompt for turn in chat]))
+    assert [(each.reused, each.new) for each in naive] == [(0, len(t.prompt)) for t in chat]
+    assert naive[0].ids == chat[0].reply[:1]
+
+
+def test_the_chat_ends_when_the_context_is_full(folder: Path) -> None:
+    small = load(str(folder), device="cpu", dtype="float32", quant="none", ctx=120)
+    assert 0 < len(played(small, n=50)) < 50
+
+
+def test_replies_of_forced_length_have_no_control_tokens(llm: LanguageModel) -> None:
+    engine, ids = llm.engine, texts.prompt(llm.tokenizer, 10)
+    free = speed.reply(engine, ids, GREEDY, tokens=5).ids
+    engine.eog_ids = frozenset({free[1]})
+    assert len(speed.reply(engine, ids, GREEDY, tokens=5).ids) == 1
+    sampler = engine.sampler
+    with pytest.raises(ZeroDivisionError), speed.forced_length(engine, {free[0]}):
+        forced = speed.reply(engine, ids, GREEDY, tokens=5).ids
+        assert len(forced) == 5
+        assert {free[0], free[1]}.isdisjoint(forced)
+        raise ZeroDivisionError
+    assert engine.sampler is sampler
+
+
+def test_one_fewer_gap_than_tokens(llm: LanguageModel) -> None:
+    timed = speed.reply(llm.engine, [1, 2, 3], GREEDY, tokens=6)
+    assert len(timed.token_ms) == 5
+    assert timed.decode_tps == pytest.approx(5e3 / sum(timed.token_ms))
+
+
+def test_a_branch_comes_back_from_the_stash_if_it_fits() -> None:
+    trunk, branch = list(range(20)), list(range(100, 160))
+    roomy, tight = Engine(tiny_model()), Engine(tiny_model(), stash_budget=1000)
+    assert speed.branch_switch(roomy, trunk, branch).switch_ms is not None
+    assert list(roomy.ids) == trunk + branch
+    assert speed.branch_switch(tight, trunk, branch).switch_ms is None
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_embedding_counts_as_read_only_where_it_is_the_head(tied: bool) -> None:
+    engine = Engine(tiny_model(tied_embeddings=tied))
+    embedding = engine.model.embedding.nbytes
+    weights = engine.weight_bytes - (0 if tied else embedding)
+    cache = 10 * engine.kv_bytes_per_token
+    assert bytes_read_per_token(engine, 10) == weights + cache
+
+
+def test_percentile_interpolates() -> None:
+    assert percentile_95(list(range(101))) == pytest.approx(95)
+    assert percentile_95([1.0, 2.0]) == pytest.approx(1.95)
+
+
+def test_a_plan_fits_itself_into_the_context() -> None:
+    plan = Plan().fitted(600)
+    assert plan.prefill_tokens + plan.decode_tokens <= 600
+    assert plan.branch_tokens + plan.decode_prompt <= 600
+    assert plan.long_context == 0
+    assert Plan().fitted(8192) == Plan()
+    with pytest.raises(SettingError, match="repeats must be at least 1"):
+        Plan(repeats=0)
+
+
+@pytest.fixture(scope="session")
+def result(folder: Path) -> BenchResult:
+    settings = LoadSettings(model=str(folder), device="cpu", ctx=300, threads=1)
+    told: list[str] = []
+    found = run(settings, SMALL, compare=["transformers"], progress=told.append)
+    assert told[0] == "loading the model"
+    return found
+
+
+def test_the_json_has_every_promised_key_on_one_line(result: BenchResult) -> None:
+    text = result.to_json()
+    assert "\n" not in text
+    said = json.loads(text)
+    assert set(PROMISED.split()) <= said.keys()
+    assert said["plan"]["repeats"] == 2
+    by_turn = [key for key in said if key.endswith("_by_turn")]
+    assert {len(said[key]) for key in by_turn} == {3}
+    assert said["threads"] == 1
+    assert said["notes"] == []
+
+
+def test_figures_agree_with_each_other(result: BenchResult) -> None:
+    read = result.bytes_per_token * result.decode_tps
+    assert result.bandwidth_fraction == pytest.approx(read / (result.bandwidth_gbps * 1e9))
+    assert result.decode_ms_p50 <= result.decode_ms_p95
+    assert result.ready_s > 0
+    assert result.weight_bytes > 0
+
+
+def test_programs_are_measured_beside_each_other(result: BenchResult) -> None:
+    names = [(each.name, each.settings) for each in result.compared]
+    assert names == [
+        ("kvchat", "as set"),
+        ("kvchat", "bfloat16"),
+        ("transformers", "bfloat16"),
+    ]
+    assert all(each.prefill_tps > 0 and each.decode_tps > 0 for each in result.compared)
+
+
+def test_unknown_and_missing_peers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    gguf, folder = Path("a.gguf"), Path("a")
+    with pytest.raises(SettingError, match="cannot compare with abacus"):
+        peers.check_installed(["abacus"], folder)
+    monkeypatch.setitem(peers.PEERS, "abacus", ("json",))
+    monkeypatch.setitem(peers.GGUF_NEEDS, "abacus", ("no_such_package_at_all",))
+    peers.check_installed(["abacus"], folder)
+    with pytest.raises(SettingError, match="pip install no_such_package_at_all"):
+        peers.check_installed(["abacus"], gguf)
+
+
+def test_a_failing_process_is_reported_with_its_last_words(tmp_path: Path) -> None:
+    load_settings = {"model": str(tmp_path / "nothing.gguf")}
+    task = Task("kvchat", load_settings, {}, [1], [1], decode_tokens=2, repeats=1)
+    with pytest.raises(KvchatError, match=r"nothing\.gguf"):
+        peers.measure(task)
+
+
+def shown(result: BenchResult, width: int = 100) -> str:
+    console = Console(width=width, force_terminal=False, color_system=None)
+    with console.capture() as capture:
+        console.print(report.Report(result))
+    return capture.get()
+
+
+def test_the_report_shows_both_waits_of_every_turn(result: BenchResult) -> None:
+    text = shown(result)
+    for ms in (*result.ttft_ms_by_turn, *result.naive_ttft_ms_by_turn):
+        assert report.milliseconds(ms) in text
+    assert "kvchat, as set / transformers" in text
+    assert all(len(line) <= 100 for line in text.splitlines())
+
+
+def test_bars_are_to_scale() -> None:
+    assert report.bar(1.0) == "█" * report.BAR_WIDTH
+    assert report.bar(0.5) == "█" * (report.BAR_WIDTH // 2)
+    assert report.bar(0.5 + 1 / report.BAR_WIDTH / 2) == "█" * (report.BAR_WIDTH // 2) + "▌"
+    assert report.bar(0.0) == "▏"
+    assert report.bar(0.25, ascii_only=True) == "#" * (report.BAR_WIDTH // 4)
+    assert report.bar(0.0, ascii_only=True) == "#"
+
+
+def test_ratios_are_ours_over_theirs() -> None:
+    ours = Contestant("kvchat", "as set", 1000.0, 100.0, 2.0, None)
+    theirs = Contestant("other", "bfloat16", 500.0, 80.0, 8.0, 10**9)
+    console = Console(width=100, color_system=None)
+    with console.capture() as capture:
+        console.print(Group(*report.comparison([ours, theirs])))
+    assert "prefill 2.00, decode 1.25, ready 4.0 times sooner" in capture.get()
+    assert "1,000 MB" in capture.get()
+    assert "unknown" in capture.get()
+
+
+@pytest.mark.parametrize(("ms", "text"), [(3.21, "3.2 ms"), (45.6, "46 ms"), (1234.0, "1.23 s")])
+def test_times_are_written_in_a_fitting_unit(ms: float, text: str) -> None:
+    assert report.milliseconds(ms) == text
+
+
+def test_the_command_prints_one_json_object_last(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--device", "cpu", "--ctx", "200", "--threads", "1", "--turns", "2", "--quick"]
+    assert cli.run(["bench", "--json", "-m", str(folder), *flags]) == 0
+    said = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert said["plan"]["turns"] == 2
+    assert said["model"] == str(folder)
+
+
+def test_the_command_refuses_a_plan_of_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["bench", "--repeats", "0"]) == cli.BAD_USAGE
+    assert "repeats must be at least 1" in capsys.readouterr().err
