@@ -35,7 +35,7 @@ class Measured:
 
 
 def check_installed(peers: Sequence[str], path: Path) -> None:
-    """Raise SettingError for a peer that is unknown or lacks a package to run the model at `path`."""
+    """Raise SettingError for a peer that is unknown, or lacks a package for the model `path`."""
     for peer in peers:
         if peer not in PEERS:
             raise SettingError(f"cannot compare with {peer}; known are: {', '.join(PEERS)}")

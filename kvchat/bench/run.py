@@ -71,8 +71,7 @@ def measure(
     decodes = []
     for _ in range(plan.repeats):
         speed.forget(engine)
-        with speed.forced_length(engine, tokenizer.control_ids):
-            decodes.append(speed.reply(engine, decode_ids, params, tokens=plan.decode_tokens))
+        decodes.append(speed.reply(engine, decode_ids, params, tokens=plan.decode_tokens))
     token_ms = [ms for each in decodes for ms in each.token_ms]
     decode_tps = median(each.decode_tps for each in decodes)
 
@@ -168,8 +167,7 @@ def _chat(
         progress(f"decode with {plan.long_context:,} tokens cached")
         held = [*llm.engine.ids][: plan.long_context]
         rest = texts.prompt(llm.tokenizer, plan.long_context)[len(held) :]
-        with speed.forced_length(llm.engine, llm.tokenizer.control_ids):
-            longest = speed.reply(llm.engine, [*held, *rest], params, tokens=plan.decode_tokens)
+        longest = speed.reply(llm.engine, [*held, *rest], params, tokens=plan.decode_tokens)
         long_decode_tps = longest.decode_tps
     naive: list[speed.Reply] = []
     for each in turns.without_cache(llm, params, [turn.prompt for turn in chat]):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kvchat.engine.engine import Engine
 from kvchat.engine.sampling import Draw, Sampler
-from kvchat.engine.types import GenerationFinished, SamplingParams, TextStream, TokenGenerated
+from kvchat.engine.types import GenerationFinished, SamplingParams, TokenGenerated
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +59,10 @@ class _Unending:
 
 
 @contextmanager
-def forced_length(engine: Engine, control_ids: Collection[int]) -> Iterator[None]:
-    """Let replies run to max_tokens: no control token, and none that ends a reply, is drawn."""
+def forced_length(engine: Engine, never: Collection[int] = ()) -> Iterator[None]:
+    """Let replies run to max_tokens: no id that ends a reply is drawn, and none of `never`."""
     sampler = engine.sampler
-    engine.sampler = _Unending(sampler, {*control_ids, *engine.eog_ids})  # type: ignore[assignment]
+    engine.sampler = _Unending(sampler, {*never, *engine.eog_ids})  # type: ignore[assignment]
     try:
         yield
     finally:
@@ -81,19 +81,19 @@ def reply(
     params: SamplingParams,
     *,
     tokens: int,
-    stream: TextStream | None = None,
 ) -> Reply:
-    """Generate `tokens` tokens after `ids`, on top of whatever is cached, and time them."""
+    """Generate exactly `tokens` tokens after `ids`, on top of whatever is cached; time them."""
     asked = params.updated(max_tokens=tokens)
     started = time.perf_counter()
     times: list[float] = []
     drawn: list[int] = []
-    for event in engine.generate(ids, lambda: asked, stream or _Silent()):
-        if isinstance(event, TokenGenerated):
-            times.append(time.perf_counter())
-            drawn.append(event.id)
-        elif isinstance(event, GenerationFinished):
-            stats = event.stats
+    with forced_length(engine):
+        for event in engine.generate(ids, lambda: asked, _Silent()):
+            if isinstance(event, TokenGenerated):
+                times.append(time.perf_counter())
+                drawn.append(event.id)
+            elif isinstance(event, GenerationFinished):
+                stats = event.stats
     between = [(b - a) * 1e3 for a, b in pairwise(times)]
     return Reply(drawn, (times[0] - started) * 1e3, between, stats.reused, stats.new)
 
