@@ -213,7 +213,9 @@ class Engine:
 
     def score(self, token_ids: Sequence[int]) -> Tensor:
         """Return the logits (T, vocab_size) float32 of a run in a cache of its own."""
-        input_ids = torch.tensor([list(token_ids)], device=self.model.device)
+        ids = list(token_ids)
+        self._check_known(ids)
+        input_ids = torch.tensor([ids], dtype=torch.long, device=self.model.device)
         cache = self.model.new_cache(self.max_seq_len)
         logits, _, _ = self.model(input_ids, cache, 0, all_logits=True)
         scores: Tensor = logits[0]
@@ -270,7 +272,18 @@ class Engine:
         self.truncate(min(held, limit))
         return len(self._context.ids), restored
 
+    def _check_known(self, ids: list[int]) -> None:
+        """Refuse ids without an embedding, which would be read from beyond its end."""
+        lowest, highest = min(ids, default=0), max(ids, default=0)
+        if lowest < 0 or highest >= self.config.vocab_size:
+            raise GenerationError(
+                f"token {lowest if lowest < 0 else highest} is not in the model's vocabulary of "
+                f"{self.config.vocab_size:,}; the tokenizer belongs to another model, so fetch "
+                "this one again"
+            )
+
     def _check_fits(self, ids: list[int], room: int = 0) -> None:
+        self._check_known(ids)
         if len(ids) + room > self.max_seq_len:
             raise ContextOverflowError(
                 f"the prompt has {len(ids):,} tokens and the context holds {self.max_seq_len:,}; "

@@ -6,7 +6,6 @@ before torch is loaded.
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -111,7 +110,6 @@ def _out_of_range(params: SamplingParams) -> list[str]:
         sound = (
             isinstance(value, int | float)
             and not isinstance(value, bool)
-            and math.isfinite(value)
             and limit.low <= value <= limit.high
             and not (limit.low_excluded and value == limit.low)
             and not (limit.whole and value != int(value))
