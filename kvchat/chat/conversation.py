@@ -234,11 +234,11 @@ class Conversation:
 
     def context_ids(self, node_id: str) -> list[int]:
         """Return what the model had in its context after the last reply up to this message."""
-        ids: list[int] = []
+        ids = array("i")
         for reply in self._replies_to(node_id):
             if reply.context:
                 ids[reply.context.kept :] = reply.context.ids
-        return ids
+        return ids.tolist()
 
     def generated_spans(self, node_id: str) -> list[range]:
         """Return which spans of `context_ids` are replies, at the places they were written at."""
@@ -246,7 +246,10 @@ class Conversation:
         for reply in self._replies_to(node_id):
             if reply.context:
                 kept = reply.context.kept
-                spans = [range(s.start, min(s.stop, kept)) for s in spans if s.start < kept]
+                while spans and spans[-1].stop > kept:
+                    cut = range(spans.pop().start, kept)
+                    if cut:
+                        spans.append(cut)
                 stop = kept + len(reply.context.ids) - (reply.stop_id is not None)
                 spans.append(range(max(kept, stop - len(reply.token_ids)), stop))
         return [span for span in spans if span]

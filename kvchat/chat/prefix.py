@@ -26,9 +26,8 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 from kvchat.chat.decoded import (
     CONTROL,
@@ -136,7 +135,7 @@ class _Rendering:
     """
 
     def __init__(self, base: DecodedContext, segments: Iterable[int | str]) -> None:
-        joined = list(_joined(segments))
+        joined = _joined(segments)
         is_text = [isinstance(segment, str) for segment in joined]
         self.bounded = True in is_text and False in is_text[is_text.index(True) :]
         self._raw = [clean(s) if isinstance(s, str) else spell(s) for s in joined]
@@ -169,13 +168,15 @@ class _Rendering:
         return head + "".join(self._raw[n + 1 :])
 
 
-def _joined(segments: Iterable[int | str]) -> Iterator[int | str]:
+def _joined(segments: Iterable[int | str]) -> list[int | str]:
     """Join texts that stand next to each other: they are one to the tokenizer."""
-    for is_text, group in groupby(segments, lambda segment: isinstance(segment, str)):
-        if not is_text:
-            yield from group
-        elif text := "".join(map(str, group)):
-            yield text
+    joined: list[int | str] = []
+    for segment in segments:
+        if isinstance(segment, str) and joined and isinstance(joined[-1], str):
+            joined[-1] += segment
+        elif segment != "":
+            joined.append(segment)
+    return joined
 
 
 def _same(base: DecodedContext, place: int, text: str) -> int:

@@ -10,18 +10,14 @@ from kvchat.engine.errors import TemplateError
 
 def unused_characters(texts: Iterable[str]) -> Iterator[str]:
     """Yield private-use characters that none of the texts has."""
-    used = set().union(*texts)
-    for code in range(0x10FFFD, 0xEFFFF, -1):
-        if chr(code) not in used:
-            yield chr(code)
-    raise TemplateError("The conversation uses up Unicode's private-use characters: shorten it.")
+    return _unused(_beyond_ascii(texts))
 
 
 def stand_ins(starts: Iterable[str], texts: Sequence[str], avoid: str) -> dict[str, str]:
     """Map every character of `texts` that can begin a control token to an unused one.
 
     Args:
-        starts: texts of the control tokens.
+        starts: first characters of the control tokens.
         texts: what the mapping is for.
         avoid: characters that are not unused either.
 
@@ -29,13 +25,26 @@ def stand_ins(starts: Iterable[str], texts: Sequence[str], avoid: str) -> dict[s
         Each such character and its stand-in. A character counts as the beginning of a token too
         when a tokenizer that normalises its input might come to see it as that.
     """
-    unused = unused_characters([avoid, *texts])
-    first = {_plain(text.strip()[:1]) for text in starts}
+    first = {_plain(char) for char in starts}
+    found = _beyond_ascii(texts)
+    unused = _unused(found.union(avoid))
+    found.update(map(chr, range(128)))
+    candidates = (char for char in found if not char.isspace() and _plain(char) in first)
     return {
-        char: next(unused)
-        for char in sorted(set().union(*texts))
-        if not char.isspace() and _plain(char) in first
+        char: next(unused) for char in sorted(candidates) if any(char in text for text in texts)
     }
+
+
+def _beyond_ascii(texts: Iterable[str]) -> set[str]:
+    """Return the characters of those texts that have some outside ASCII."""
+    return set().union(*(text for text in texts if not text.isascii()))
+
+
+def _unused(used: set[str]) -> Iterator[str]:
+    for code in range(0x10FFFD, 0xEFFFF, -1):
+        if chr(code) not in used:
+            yield chr(code)
+    raise TemplateError("The conversation uses up Unicode's private-use characters: shorten it.")
 
 
 def replace_all(text: str, table: Mapping[str, str]) -> str:

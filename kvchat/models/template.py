@@ -50,11 +50,8 @@ class TemplateTokenizer(Protocol):
         """Whether the model expects every text to begin with `bos_id`."""
 
     @property
-    def control_ids(self) -> Collection[int]:
-        """Ids of the tokens a template may write and a user must not."""
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids."""
+    def control_starts(self) -> Collection[str]:
+        """First characters of the tokens a template may write and a user must not."""
 
     def split(self, text: str) -> list[int | str]:
         """Cut a text into control tokens, as ids, and the plain text between them."""
@@ -209,11 +206,7 @@ class ChatTemplate:
         Raises:
             TemplateError: the template refuses the conversation, or is faulty.
         """
-        table = stand_ins(
-            [tokenizer.decode([id_]) for id_ in tokenizer.control_ids],
-            [*texts_of(messages)],
-            avoid=self.source,
-        )
+        table = stand_ins(tokenizer.control_starts, [*texts_of(messages)], avoid=self.source)
         original = {mark: char for char, mark in table.items()}
         text = self.render(
             messages,

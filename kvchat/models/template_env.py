@@ -174,6 +174,9 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Apply an operator that can build something huge, unless it would."""
+        if operator == "+" and isinstance(left, str) and isinstance(right, str):
+            self._check_size(len(left) + len(right))
+            return left + right
         if isinstance(left, int) and isinstance(right, int):
             by = {"+": 0, "*": right.bit_length(), "**": left.bit_length() * (right - 1)}
             if left.bit_length() + by[operator] > _MAX_BITS:

@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from kvchat.engine.errors import TokenizerError
+from kvchat.models.control_cutter import ControlCutter
 from kvchat.models.eog import eog_ids
 from kvchat.models.stream_decoder import (
     REPLACED_SPACE,
@@ -120,6 +121,8 @@ class Tokenizer:
         swallows is in neither.
         """
         text = _clean(text)
+        if self._quick_cutter is not None:
+            return self._quick_cutter(text)
         encoding = self._cutter.encode(text, add_special_tokens=False)
         # Only starts can be relied on: the end of a composed character is that of its first part.
         starts = [*(start for start, _ in encoding.offsets), len(text)]
@@ -175,6 +178,11 @@ class Tokenizer:
         return id in self.control_ids
 
     @cached_property
+    def control_starts(self) -> frozenset[str]:
+        """First characters of the control tokens' texts."""
+        return frozenset(self.decode([id_]).strip()[:1] for id_ in self.control_ids)
+
+    @cached_property
     def exempt_ids(self) -> frozenset[int]:
         """Ids that penalties spare: control tokens, and those of only punctuation or white space.
 
@@ -193,6 +201,18 @@ class Tokenizer:
         token = self._full.id_to_token(id_) or ""
         found = (piece.id for char in token for piece in self._full.model.tokenize(char))
         return (piece for piece in found if piece not in self._control)
+
+    @cached_property
+    def _quick_cutter(self) -> ControlCutter | None:
+        """Cuts where text alone decides; None where flags do, or a token of white space could
+        take the beginning of a control token."""
+        added = self._full.get_added_tokens_decoder().values()
+        flagged = any(token.lstrip or token.rstrip or token.single_word for token in added)
+        normalised = any(token.normalized for token in self._control.values())
+        ids = {token.content: id_ for id_, token in self._control.items()}
+        if flagged or normalised or not ids or any(_is_blank(text[0]) for text in ids):
+            return None
+        return ControlCutter(ids)
 
     @cached_property
     def _cutter(self) -> Backend:

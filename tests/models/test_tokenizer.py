@@ -40,6 +40,14 @@ def flagged() -> Tokenizer:
     return Tokenizer(backend)
 
 
+def overlapping() -> Tokenizer:
+    """Control tokens that begin, contain and end each other."""
+    from template_zoo import ZooTemplate, byte_tokenizer
+
+    control = ("€", "€<", "<<s>>", "<s", "<s>", "<|im_", "<|im_start|>", "s><s>", "|>", "hello h")
+    return byte_tokenizer(ZooTemplate("", control_tokens=control, tags=("<s><", "m_start")))
+
+
 TOKENIZERS = {
     "byte-level": from_gguf_metadata(byte_level_metadata("gpt-2")),
     "byte-level NFC": from_gguf_metadata(byte_level_metadata("qwen2")),
@@ -49,6 +57,7 @@ TOKENIZERS = {
     ),
     "sentencepiece, prefix everywhere": from_gguf_metadata(sentencepiece_metadata("phi3")),
     "flags": flagged(),
+    "overlapping": overlapping(),
 }
 each = pytest.mark.parametrize("tokenizer", TOKENIZERS.values(), ids=TOKENIZERS.keys())
 
@@ -102,6 +111,13 @@ def test_nfc_leaves_control_tokens_alone(text):
     tokenizer = TOKENIZERS["byte-level NFC"]
     assert tokenizer.normalize("<think>\u0338") == "<think>\u0338"
     assert tokenizer.normalize("e\u0301") == "é"
+
+
+@given(text=st.text(alphabet="<s>|im_hello €") | texts)
+@settings(max_examples=300)
+def test_the_longest_control_token_is_cut_first(text):
+    tokenizer = TOKENIZERS["overlapping"]
+    assert flattened(tokenizer, text) == tokenizer.encode(text)
 
 
 def test_ids_of_a_template_line():
