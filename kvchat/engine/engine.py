@@ -212,8 +212,15 @@ class Engine:
         )
 
     def score(self, token_ids: Sequence[int]) -> Tensor:
-        """Return the logits (T, vocab_size) float32 of a run in a cache of its own."""
+        """Return the logits (T, vocab_size) float32 of a run in a cache of its own.
+
+        Raises:
+            ContextOverflowError: more ids than the context holds.
+            GenerationError: no ids, or ids the model does not know.
+        """
         ids = list(token_ids)
+        if not ids:
+            raise GenerationError("there are no tokens to score; pass at least one")
         self._check_known(ids)
         input_ids = torch.tensor([ids], dtype=torch.long, device=self.model.device)
         cache = self.model.new_cache(self.max_seq_len)

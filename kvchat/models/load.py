@@ -13,7 +13,7 @@ import torch
 
 from kvchat.engine.config import ModelConfig
 from kvchat.engine.engine import STASH_BUDGET, Engine
-from kvchat.engine.errors import SettingError, UnsupportedModelError
+from kvchat.engine.errors import SettingError, TemplateError, UnsupportedModelError
 from kvchat.engine.model import Transformer
 from kvchat.engine.types import LIMITS, LoadProgress, SamplingParams
 from kvchat.models import gguf_tokenizer, hf_tokenizer
@@ -87,13 +87,20 @@ class LanguageModel:
         add_generation_prompt: bool = True,
         now: datetime | None = None,
     ) -> str:
-        """Render messages, as objects or as mappings with role and content, with the template."""
-        plain = [m if isinstance(m, Message) else Message(**m) for m in messages]
+        """Render messages, as objects or as mappings with role and content, with the template.
+
+        Raises:
+            TemplateError: the messages, or the template, are not what they should be.
+        """
+        try:
+            plain = [m if isinstance(m, Message) else Message(**m) for m in messages]
+        except TypeError as error:
+            raise TemplateError("every message needs a role and a content, and no more") from error
         return self.template.render(plain, add_generation_prompt=add_generation_prompt, now=now)
 
 
 def load(
-    name_or_path: str = DEFAULT_MODEL,
+    name_or_path: str | os.PathLike[str] = DEFAULT_MODEL,
     *,
     device: str = "auto",
     dtype: str = "auto",
@@ -119,10 +126,11 @@ def load(
     Raises:
         KvchatError: with the cause and the remedy.
     """
-    if name_or_path == DEFAULT_MODEL:
+    name = os.fspath(name_or_path)
+    if name == DEFAULT_MODEL:
         path = locate(DEFAULT_MODEL) or pull(DEFAULT_MODEL, progress=progress)
     else:
-        path = require(name_or_path)
+        path = require(name)
     if threads is not None:
         _use_threads(threads)
     where = pick_device(device)
@@ -142,7 +150,7 @@ def load(
         stash_budget=stash_bytes,
     )
     return LanguageModel(
-        name=name_or_path,
+        name=name,
         path=path,
         engine=engine,
         tokenizer=tokenizer,

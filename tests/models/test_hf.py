@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from tiny_checkpoints import LLAMA3_ROPE, edit_json, reference, save_folder
@@ -356,6 +356,26 @@ def test_a_header_that_lies_about_a_tensor(folder: Path) -> None:
     path.write_bytes(struct.pack("<Q", len(lie)) + lie + content[end:])
     with pytest.raises(ModelFileError, match=r"model\.safetensors.*fetch"):
         build(folder)
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.data())
+def test_any_damage_is_read_or_refused(folder: Path, data: st.DataObject) -> None:
+    """Flip bytes of the header, or cut the file: a model or a clear error, nothing else."""
+    path, whole = folder / "model.safetensors", folder / "whole"
+    if not whole.exists():
+        path.rename(whole)
+    content = bytearray(whole.read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        content[data.draw(st.integers(0, 2500))] = data.draw(st.integers(0, 255))
+    path.unlink(missing_ok=True)
+    path.write_bytes(content[: data.draw(st.none() | st.integers(0, len(content)))])
+    try:
+        build(folder)
+    except KvchatError as error:
+        assert len(str(error)) > 20
 
 
 def test_a_missing_weight_is_named(folder: Path) -> None:

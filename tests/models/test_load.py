@@ -28,6 +28,7 @@ from kvchat.engine.errors import (
     ModelFileError,
     ModelNotFoundError,
     SettingError,
+    TemplateError,
     TokenizerError,
     UnsupportedModelError,
 )
@@ -82,6 +83,21 @@ def test_what_a_model_knows_of_itself(folder: Path) -> None:
     assert loss is None
     assert cache.length == 3
     torch.testing.assert_close(logits[0, -1], llm.score([1, 2, 3])[-1])
+
+
+def test_a_path_object_will_do(folder: Path) -> None:
+    assert kvchat.load(folder, device="cpu", dtype="float32").path == folder
+
+
+@pytest.mark.parametrize("message", [{"role": "user"}, {"role": "user", "content": "x", "to": 1}])
+def test_mappings_that_are_no_messages(folder: Path, message: dict[str, str]) -> None:
+    with pytest.raises(TemplateError, match="role and a content"):
+        load(folder).render([message])
+
+
+def test_nothing_to_score(folder: Path) -> None:
+    with pytest.raises(GenerationError, match="no tokens"):
+        load(folder).score([])
 
 
 # Progress.
