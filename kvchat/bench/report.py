@@ -92,7 +92,7 @@ def comparison(contestants: Sequence[Contestant]) -> Iterator[RenderableType]:
                 f"kvchat, {mine.settings} / {other.name}: prefill "
                 f"{mine.prefill_tps / other.prefill_tps:.2f}, decode "
                 f"{mine.decode_tps / other.decode_tps:.2f}, ready "
-                f"{other.ready_s / mine.ready_s:.1f} times sooner"
+                f"{other.ready_s / mine.ready_s:.1f} × sooner"
             )
 
 

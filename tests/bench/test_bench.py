@@ -258,7 +258,7 @@ def test_ratios_are_ours_over_theirs() -> None:
     console = Console(width=100, color_system=None)
     with console.capture() as capture:
         console.print(Group(*report.comparison([ours, theirs])))
-    assert "prefill 2.00, decode 1.25, ready 4.0 times sooner" in capture.get()
+    assert "prefill 2.00, decode 1.25, ready 4.0 × sooner" in capture.get()
     assert "1,000 MB" in capture.get()
     assert "unknown" in capture.get()
 
