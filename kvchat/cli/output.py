@@ -47,10 +47,12 @@ class Output:
         with suppress(AttributeError):  # a stand-in for stdout may take any text
             self._stream.reconfigure(errors="replace")  # type: ignore[union-attr]
         self.is_terminal = is_terminal(self._stream)
+        self._dims = self.is_terminal and _takes_colour()
 
-    def write(self, text: str) -> None:
-        """Write text that may come from anywhere."""
-        self._put(printable(text) if self.is_terminal else text)
+    def write(self, text: str, *, dim: bool = False) -> None:
+        """Write text that may come from anywhere; dimmed on a terminal that wants colour."""
+        shown = printable(text) if self.is_terminal else text
+        self._put(f"\x1b[2m{shown}\x1b[22m" if dim and self._dims else shown)
 
     def show(self, table: RenderableType) -> None:
         """Write something of rich's, coloured on a terminal that wants it."""
@@ -69,6 +71,13 @@ class Output:
             raise
         except OSError as error:
             raise KvchatError(f"standard output cannot be written: {error.strerror}") from error
+
+
+def _takes_colour() -> bool:
+    """Whether a terminal here may be sent colours; an old Windows console would print the codes."""
+    environ = os.environ
+    understands = os.name != "nt" or "WT_SESSION" in environ
+    return understands and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
 
 
 def settle_stdout() -> None:

@@ -20,7 +20,7 @@ class Bar:
 
     Args:
         unit: what is counted.
-        delay: seconds of work before it appears; what is done sooner needs no bar.
+        delay: seconds from the first update on before it appears; what is done sooner needs none.
         announce: where stderr is no terminal, write a line for each new piece of work instead.
     """
 
@@ -30,7 +30,8 @@ class Bar:
         self.unit = unit
         self.announce = announce
         self._visible = is_terminal(sys.stderr)
-        self._due = time.monotonic() + delay
+        self._delay = delay
+        self._due: float | None = None
         self._progress: Progress | None = None
         self._what = ""
 
@@ -53,6 +54,8 @@ class Bar:
             self._what = what
             return
         now = time.monotonic()
+        if self._due is None:
+            self._due = now + self._delay
         if now < self._due:
             return
         self._due = now + _REFRESH_SECONDS
@@ -61,7 +64,7 @@ class Bar:
         if what != self._what:
             for task in self._progress.task_ids:
                 self._progress.remove_task(task)
-            self._progress.add_task(what, total=total)
+            self._progress.add_task(what, total=total, completed=done)
             self._what = what
         self._progress.update(self._progress.task_ids[0], completed=done, total=total)
         self._progress.refresh()
