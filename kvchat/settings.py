@@ -45,6 +45,8 @@ class Settings:
     stash_mb: int = 512
     """Host memory for stashed cache suffixes, in MiB."""
     overflow: Overflow = "ask"
+    keys: Mapping[str, str] = field(default_factory=dict)
+    """Keys of the screen program by the id of what they do, such as `chat.stop = "ctrl+x"`."""
 
     @classmethod
     def load(cls, flags: Mapping[str, Any] | None = None) -> tuple[Settings, list[str]]:
@@ -55,14 +57,19 @@ class Settings:
         """
         problems: list[str] = []
         given: dict[str, Any] = {}
-        for layer in (_from_file(problems), _from_environment(problems), _from_flags(flags or {})):
+        keys: dict[str, str] = {}
+        for layer in (
+            _from_file(problems, keys),
+            _from_environment(problems),
+            _from_flags(flags or {}),
+        ):
             for where, name, value in layer:
                 if reason := _refusal(name, value):
                     problems.append(f"{where}: {reason}")
                 else:
                     given[name] = tuple(value) if name == "stop" else value
         sampling = {name: given.pop(name) for name in SAMPLING_RULES if name in given}
-        return replace(cls(), **given, sampling=sampling), problems
+        return replace(cls(), **given, sampling=sampling, keys=keys), problems
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +179,8 @@ def _from_environment(problems: list[str]) -> _Layer:
                 problems.append(f"{variable}: '{name}' must be {rule.expected}, not {text!r}")
 
 
-def _from_file(problems: list[str]) -> _Layer:
+def _from_file(problems: list[str], keys: dict[str, str]) -> _Layer:
+    """Yield the file's settings; its [keys] go into `keys`, what is wrong into `problems`."""
     path = config_file()
     try:
         text = path.read_bytes().decode("utf-8-sig")
@@ -189,6 +197,12 @@ def _from_file(problems: list[str]) -> _Layer:
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         problems.append(f"{path}: not valid TOML: {error}")
         return
+    for name, key in _key_table(table.pop("keys", {})):
+        if isinstance(key, str) and key.strip():
+            keys[name] = key
+        else:
+            where = f"{path}, line {_line_of(text, 'keys', name)}"
+            problems.append(f"{where}: the key for '{name}' must be text such as \"ctrl+x\"")
     sampling = table.pop("sampling", {})
     if not isinstance(sampling, dict):
         problems.append(
@@ -204,6 +218,18 @@ def _from_file(problems: list[str]) -> _Layer:
                 problems.append(f"{where}: '{name}' belongs {home}")
             else:
                 yield where, name, value
+
+
+def _key_table(table: object, prefix: str = "") -> Iterable[tuple[str, object]]:
+    """Flatten [keys]: TOML makes tables of names with a dot, such as chat.stop."""
+    if not isinstance(table, dict):
+        yield prefix.rstrip(".") or "keys", table
+        return
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _key_table(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def _line_of(text: str, section: str, name: str) -> str:

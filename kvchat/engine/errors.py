@@ -45,16 +45,24 @@ class ContextOverflowError(KvchatError):
     Attributes:
         needed: tokens that would have to fit.
         limit: tokens the context holds.
+        can_drop: leaving out old turns would make it fit.
     """
 
-    def __init__(self, message: str, *, needed: int, limit: int) -> None:
+    def __init__(
+        self, message: str, *, needed: int, limit: int, can_drop: bool = False
+    ) -> None:
         super().__init__(message)
         self.needed = needed
         self.limit = limit
+        self.can_drop = can_drop
 
 
 class GenerationError(KvchatError):
     """The model computed something that cannot be sampled from, such as NaN."""
+
+
+class OutOfMemoryError(KvchatError):
+    """The machine or its GPU has no memory left."""
 
 
 class Cancelled(Exception):

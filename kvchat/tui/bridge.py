@@ -46,7 +46,7 @@ class EventBridge:
         self._app.post_message(EngineUpdate())
 
     def drain(self, handle: Callable[[list[WorkerEvent]], None]) -> None:
-        """Hand over all events, now or as soon as the rate allows. Called on the screen's thread."""
+        """Hand over all events, at once or when the rate allows; on the screen's thread."""
         wait = self._last + 1 / UPDATES_PER_SECOND - time.monotonic()
         if wait > 0:
             self._app.set_timer(wait, lambda: self._hand_over(handle))

@@ -1,0 +1,142 @@
+"""KvchatApp: themes, keys, the main screen, and the worker's life from first paint to exit."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, ClassVar
+
+from textual import on
+from textual.app import App, SystemCommand
+from textual.binding import Binding, BindingType
+from textual.screen import Screen
+
+from kvchat.chat.commands import Load
+from kvchat.chat.worker import Worker
+from kvchat.settings import Settings, log_file
+from kvchat.tui.bridge import EngineUpdate, EventBridge
+from kvchat.tui.clipboard import fill_clipboard, osc52
+from kvchat.tui.main_screen import MainScreen
+from kvchat.tui.modals.theme_picker import ThemePicker
+from kvchat.tui.theming import load_themes
+
+
+class KvchatApp(App[None]):
+    """The screen program.
+
+    Args:
+        settings: what the user has set.
+        problems: what was wrong with the settings, to be told.
+    """
+
+    TITLE = "kvchat"
+    CSS_PATH = "kvchat.tcss"
+    # Below 60 × 20 there is a sentence instead of the screen; from 100 columns on, a sidebar.
+    HORIZONTAL_BREAKPOINTS = [(0, "-tiny"), (60, "-narrow"), (100, "-wide")]  # noqa: RUF012
+    VERTICAL_BREAKPOINTS = [(0, "-flat"), (20, "-tall")]  # noqa: RUF012
+    ESCAPE_TO_MINIMIZE = False
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("ctrl+q", "quit", "Quit", id="app.quit", show=False, priority=True),
+        Binding("f3", "choose_theme", "Theme", id="app.theme", show=False),
+    ]
+
+    def __init__(self, settings: Settings, problems: Sequence[str] = ()) -> None:
+        super().__init__()
+        self.settings = settings
+        self._problems = list(problems)
+        self.themes = load_themes()
+        self.themes.register(self)
+        name, problem = self.themes.choose(
+            settings.theme,
+            color_system=self.console.color_system,
+            no_color=self.console.no_color,
+        )
+        self.theme = name
+        self._problems += [*self.themes.problems, *([problem] if problem else [])]
+        self.bridge = EventBridge(self)
+        self.worker: Worker | None = None
+        self.set_keymap(dict(settings.keys))
+
+    def on_mount(self) -> None:
+        """Show the screen, then start the engine thread behind it."""
+        self.push_screen(MainScreen(self.settings.stash_mb * 2**20))
+        for problem in self._problems:
+            self.notify(problem, title="Settings", severity="warning", timeout=10, markup=False)
+        # The first paint must not wait for the interpreter lock that importing torch holds.
+        self.call_after_refresh(self._start_worker)
+
+    def _start_worker(self) -> None:
+        settings = self.settings
+        self.worker = Worker(
+            self.bridge.put,
+            sampling=settings.sampling,
+            overflow=settings.overflow,
+            system=settings.system or "",
+        )
+        self.worker.submit(Load(settings.model, load_options(settings)))
+
+    def on_unmount(self) -> None:
+        """End the engine thread."""
+        if self.worker is not None:
+            self.worker.shutdown()
+
+    @on(EngineUpdate)
+    def _take_events(self) -> None:
+        self.bridge.drain(self._main_screen.handle_events)
+
+    @property
+    def _main_screen(self) -> MainScreen:
+        return next(screen for screen in self.screen_stack if isinstance(screen, MainScreen))
+
+    def get_system_commands(self, screen: Screen[Any]) -> Any:
+        """Yield the palette's commands: the main screen's actions, and the app's own."""
+        main = self._main_screen
+        for binding in main.BINDINGS:
+            if isinstance(binding, Binding) and binding.description:
+                yield SystemCommand(
+                    binding.description,
+                    f"{binding.tooltip or binding.description} ({binding.key})",
+                    _runner(main, binding.action),
+                )
+        yield SystemCommand("Theme", "Choose a colour theme", self.action_choose_theme)
+        yield SystemCommand("Quit", "Leave kvchat", self.action_quit)
+
+    def copy_to_clipboard(self, text: str) -> None:
+        """Copy by the terminal's own way, and by this machine's clipboard program."""
+        super().copy_to_clipboard(text)
+        if self._driver is not None:
+            self._driver.write(osc52(text))
+        self.run_worker(partial(fill_clipboard, text), thread=True, exit_on_error=False)
+
+    def action_choose_theme(self) -> None:
+        """Open the theme picker."""
+        self.push_screen(ThemePicker(self.themes))
+
+
+def _runner(screen: Screen[Any], action: str) -> Callable[[], Any]:
+    async def run() -> None:
+        await screen.run_action(action)
+
+    return run
+
+
+def load_options(settings: Settings) -> dict[str, Any]:
+    """Return the settings that `kvchat.load` takes."""
+    return {
+        "device": settings.device,
+        "dtype": settings.dtype,
+        "quant": settings.quant,
+        "ctx": settings.ctx,
+        "threads": settings.threads,
+        "stash_bytes": settings.stash_mb * 2**20,
+    }
+
+
+def run(settings: Settings, problems: Sequence[str] = ()) -> None:
+    """Run the screen program until the user leaves it."""
+    log = log_file()
+    log.parent.mkdir(parents=True, exist_ok=True)
+    logging.basicConfig(filename=log, level=logging.WARNING, format="%(asctime)s %(message)s")
+    KvchatApp(settings, problems).run()

@@ -1,0 +1,235 @@
+"""EventFeed: what the worker tells, shown on the screen."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from kvchat.chat.commands import Command, GetPrice, Load
+from kvchat.chat.events import (
+    BranchDeleted,
+    CacheStatus,
+    CommandFailed,
+    CommandFinished,
+    CommandStarted,
+    ModelLoaded,
+    Paused,
+    Priced,
+    ReplyStarted,
+    TextAdded,
+    TurnFinished,
+    WorkerEvent,
+)
+from kvchat.chat.ledger import Price, Turn
+from kvchat.engine.types import (
+    LoadProgress,
+    PrefillFinished,
+    PrefillProgress,
+    SamplingParams,
+    TokenGenerated,
+)
+from kvchat.models.pull_staging import PullProgress
+from kvchat.tui.views import changes, message_view, turn_spans
+
+if TYPE_CHECKING:
+    from kvchat.chat.session import ChatSession
+    from kvchat.tui.main_screen import MainScreen
+
+SLOW = 0.3
+"""Seconds of prefill after which its progress is shown."""
+
+
+class EventFeed:
+    """Takes batches of events and brings the widgets up to date, once a batch.
+
+    Args:
+        screen: whose widgets those are.
+        stash_budget: host memory the stash may take, for the cache panel.
+    """
+
+    def __init__(self, screen: MainScreen, stash_budget: int) -> None:
+        self.screen = screen
+        self.session: ChatSession | None = None
+        self.running: Command | None = None
+        """The command that is being carried out; None while the worker is idle."""
+        self.turns: dict[str, Turn] = {}
+        """The ledger by reply."""
+        self._stash_budget = stash_budget
+        self._pieces: list[tuple[str, bool]] = []
+        self._ms: list[float] = []
+        self._params: SamplingParams | None = None
+        self._reading_since = 0.0
+
+    @property
+    def writing(self) -> bool:
+        """Whether a reply is being prepared or written, or a model loaded."""
+        return self.running is not None and not isinstance(self.running, GetPrice)
+
+    def handle(self, events: list[WorkerEvent]) -> None:
+        """Show a batch of events."""
+        for event in events:
+            match event:
+                case TextAdded():
+                    self._pieces.append((event.text, event.thinking))
+                case TokenGenerated():
+                    self._token(event)
+                case _:
+                    self._flush()
+                    self._tell(event)
+        self._flush()
+
+    def show_path(self) -> None:
+        """Show the active path as the tree has it."""
+        if self.session is None:
+            return
+        conversation = self.session.conversation
+        path = conversation.active_path()
+        views = [message_view(conversation, node, self.turns) for node in path]
+        self.screen.transcript.show(views)
+
+    def _token(self, event: TokenGenerated) -> None:
+        self._ms.append(event.ms)
+        if self._params is not None and event.params != self._params:
+            self._flush()
+            self.screen.transcript.mark(changes(self._params, event.params))
+        self._params = event.params
+
+    def _flush(self) -> None:
+        """Show the text that has come in, neighbouring pieces of one kind together."""
+        pieces, self._pieces = self._pieces, []
+        ms, self._ms = self._ms, []
+        for thinking in (True, False):
+            # Reasoning always comes before the answer it leads to.
+            if text := "".join(piece for piece, kind in pieces if kind is thinking):
+                self.screen.transcript.add(text, thinking)
+        if ms:
+            self.screen.speed.add_tokens(ms)
+
+    def _tell(self, event: WorkerEvent) -> None:  # noqa: PLR0912 (one arm for each event)
+        screen = self.screen
+        match event:
+            case PullProgress(done=done, total=total, what=what):
+                share = f" {done / total:.0%}" if total else ""
+                self._phase(f"{what}{share}")
+            case LoadProgress(done=done, total=total):
+                self._phase(f"loading {done / max(total, 1):.0%}")
+            case PrefillProgress():
+                self._prefill(event)
+            case PrefillFinished():
+                screen.transcript.status(None)
+                screen.speed.phase("writing")
+            case CommandStarted(command=command):
+                self._begin(command)
+            case ReplyStarted(reply_id=reply_id):
+                self._begin_reply(reply_id)
+            case TurnFinished(turn=turn):
+                self._end_reply(turn)
+            case Paused():
+                screen.speed.phase("paused")
+                screen.transcript.status("paused · F7 goes on, F8 takes one token")
+            case CommandFinished(command=command):
+                self._end(command)
+            case CommandFailed(command=command, error=error):
+                self._end(command)
+                screen.command_failed(command, error)
+            case ModelLoaded(session=session):
+                self._model_loaded(session)
+            case Priced(price=price):
+                screen.prompt.cost = _price_text(price)
+            case BranchDeleted(deleted=deleted):
+                screen.branch_deleted(deleted)
+            case CacheStatus():
+                self._cache(event)
+
+    def _phase(self, text: str) -> None:
+        self.screen.speed.phase(text)
+        self.screen.transcript.status(text)
+
+    def _prefill(self, event: PrefillProgress) -> None:
+        now = time.monotonic()
+        if event.done == 0:
+            self._reading_since = now
+        text = f"reading {event.done:,} of {event.new:,} tokens"
+        self.screen.speed.phase(text)
+        elapsed = now - self._reading_since
+        if self.writing and elapsed > SLOW and 0 < event.done < event.new:
+            left = elapsed / event.done * (event.new - event.done)
+            self.screen.transcript.status(f"{text} · about {left:.0f} s left")
+
+    def _begin(self, command: Command) -> None:
+        self.running = command
+        if isinstance(command, Load):
+            self._phase(f"loading {command.model}")
+        self.screen.commands_changed()
+
+    def _end(self, command: Command) -> None:
+        self.running = None
+        if isinstance(command, GetPrice):
+            return
+        self.screen.transcript.status(None)
+        self.screen.speed.phase("idle")
+        self.show_path()
+        self.screen.commands_changed()
+
+    def _begin_reply(self, reply_id: str) -> None:
+        if self.session is None:
+            return
+        conversation = self.session.conversation
+        self._params = None
+        path = conversation.path_to(reply_id)
+        views = [message_view(conversation, node, self.turns) for node in path]
+        self.screen.transcript.show(views[:-1])
+        self.screen.transcript.begin_reply(views[-1])
+
+    def _end_reply(self, turn: Turn) -> None:
+        if self.session is None:
+            return
+        self.turns[turn.reply_id] = turn
+        conversation = self.session.conversation
+        node = conversation.node(turn.reply_id)
+        self.screen.transcript.end_reply(message_view(conversation, node, self.turns))
+        self.screen.cache.update_turn(turn)
+
+    def _model_loaded(self, session: ChatSession) -> None:
+        self.session = session
+        llm = session.llm
+        quant = "int4" if llm.quant == "auto" else llm.quant
+        self.screen.header.show_model(
+            llm.name,
+            llm.dtype if llm.quant == "none" else quant,
+            llm.device,
+            f"context {llm.engine.max_seq_len:,}",
+        )
+        self.screen.sampling.set_defaults(llm.defaults)
+        self.screen.sampling.params = session.params
+        self.screen.prompt.past = [
+            node.content for node in session.conversation.active_path() if node.role == "user"
+        ]
+        self.show_path()
+        if llm.template.is_default:
+            self.screen.notify(
+                "This model has no chat template of its own; a common one is used.",
+                title=llm.name,
+                markup=False,
+            )
+
+    def _cache(self, event: CacheStatus) -> None:
+        if self.session is None:
+            return
+        conversation = self.session.conversation
+        self.screen.cache.update_cache(
+            turn_spans(conversation, conversation.active_path()),
+            event.max_seq_len,
+            event.kv_bytes,
+            event.stash_bytes,
+            self._stash_budget,
+        )
+
+
+def _price_text(price: Price) -> str:
+    parts = [f"{price.new:,} new tokens"]
+    if price.reused:
+        parts.append(f"{price.reused:,} reused")
+    if price.ms is not None:
+        parts.append(f"about {price.ms / 1e3:.1f} s")
+    return " · ".join(parts)

@@ -1,0 +1,408 @@
+"""MainScreen: the layout, the keys, and what the user asks for on its way to the worker.
+
+Widgets post what the user wants, this screen puts it on the worker's queue, and `EventFeed` shows
+what the worker tells.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from textual import getters, on, work
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.reactive import var
+from textual.screen import Screen
+from textual.widgets import Footer, Static
+
+from kvchat.chat.commands import (
+    Command,
+    Continue,
+    Edit,
+    GetPrice,
+    Load,
+    Open,
+    Regenerate,
+    Restore,
+    Send,
+    SetSystem,
+    Switch,
+    Truncate,
+)
+from kvchat.chat.conversation import Conversation, Deleted
+from kvchat.chat.events import WorkerEvent
+from kvchat.chat.nodes import Node
+from kvchat.engine.errors import ContextOverflowError, KvchatError
+from kvchat.tui.event_feed import EventFeed
+from kvchat.tui.modals.branch_tree import BranchTree
+from kvchat.tui.modals.confirm import Confirm
+from kvchat.tui.modals.help import HelpScreen, key_groups
+from kvchat.tui.modals.model_picker import ModelChoice, ModelPicker
+from kvchat.tui.modals.overflow import OverflowQuestion
+from kvchat.tui.modals.system_editor import SystemEditor
+from kvchat.tui.modals.text_editor import TextEditor
+from kvchat.tui.widgets.cache_panel import CachePanel
+from kvchat.tui.widgets.header import ChatHeader
+from kvchat.tui.widgets.message_area import MessageArea
+from kvchat.tui.widgets.prompt import PromptArea
+from kvchat.tui.widgets.queue import Queued, QueuedMessages
+from kvchat.tui.widgets.sampling import SamplingPanel
+from kvchat.tui.widgets.sidebar import Sidebar
+from kvchat.tui.widgets.slider import ParamSlider
+from kvchat.tui.widgets.speed_panel import SpeedPanel
+from kvchat.tui.widgets.transcript import Transcript
+
+if TYPE_CHECKING:
+    from kvchat.tui.app import KvchatApp
+
+TOO_SMALL = "kvchat needs a terminal of at least 60 × 20 cells. Make this one larger."
+
+
+class MainScreen(Screen[None]):
+    """The chat."""
+
+    BINDING_GROUP_TITLE = "Chat"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "stop", "Stop", id="chat.stop"),
+        Binding("f1", "help", "Help", id="chat.help"),
+        Binding("f2", "toggle_sidebar", "Sliders", id="chat.sliders"),
+        Binding("f4", "choose_model", "Model", id="chat.model"),
+        Binding("f5", "edit_system", "System prompt", id="chat.system", show=False),
+        Binding("f6", "branches", "Branches", id="chat.branches"),
+        Binding("f7", "pause", "Pause", id="chat.pause"),
+        Binding("f8", "step", "Step", id="chat.step", show=False),
+        Binding("ctrl+r", "regenerate", "Regenerate", id="chat.regenerate"),
+        Binding("ctrl+g", "continue", "Continue", id="chat.continue", show=False),
+        Binding("ctrl+t", "edit_last", "Edit last message", id="chat.edit-last", show=False),
+        Binding("ctrl+n", "new_chat", "New chat", id="chat.new"),
+        Binding("ctrl+z", "undo_delete", "Undo delete", id="chat.undo-delete", show=False),
+    ]
+
+    app: getters.app[KvchatApp]
+    header = getters.query_one(ChatHeader)
+    transcript = getters.query_one(Transcript)
+    prompt = getters.query_one(PromptArea)
+    queue = getters.query_one(QueuedMessages)
+    sidebar = getters.query_one(Sidebar)
+    sampling = getters.query_one(SamplingPanel)
+    cache = getters.query_one(CachePanel)
+    speed = getters.query_one(SpeedPanel)
+
+    busy: var[bool] = var(False, bindings=True)
+    paused: var[bool] = var(False, bindings=True)
+
+    def __init__(self, stash_budget: int) -> None:
+        super().__init__()
+        self.feed = EventFeed(self, stash_budget)
+        self._deleted: Deleted | None = None
+        self._price: GetPrice | None = None
+
+    def compose(self) -> ComposeResult:
+        """Header, conversation and prompt; the sidebar at their right."""
+        yield ChatHeader()
+        with Horizontal(id="main"):
+            with Vertical(id="chat"):
+                yield Transcript()
+                yield QueuedMessages()
+                yield PromptArea()
+            yield Sidebar()
+        yield Static(TOO_SMALL, id="too-small", markup=False)
+        yield Footer(compact=True, show_command_palette=False)
+
+    def on_mount(self) -> None:
+        """One can type at once."""
+        self.prompt.focus()
+
+    def handle_events(self, events: list[WorkerEvent]) -> None:
+        """Show what the worker tells."""
+        with self.app.batch_update():
+            self.feed.handle(events)
+
+    # What the feed reports back
+
+    def commands_changed(self) -> None:
+        """The worker began or ended something."""
+        self.busy = self.feed.writing
+        self._show_queue()
+
+    def command_failed(self, command: Command, error: KvchatError) -> None:
+        """Tell why, and give back what was typed."""
+        text = command.text if isinstance(command, Send | Edit) else ""
+        if isinstance(error, ContextOverflowError) and error.can_drop:
+            if self.app.settings.overflow == "ask" and isinstance(
+                command, Send | Edit | Regenerate
+            ):
+                self._ask_overflow(command, error)
+                return
+        if text and not self.prompt.message:
+            self.prompt.message = text
+        self.notify(str(error), severity="error", timeout=10, markup=False)
+
+    def branch_deleted(self, deleted: Deleted) -> None:
+        """Remember it, so that it can be undone."""
+        self._deleted = deleted
+        count = len(deleted.nodes)
+        self.notify(f"Deleted {count} message{'s' * (count > 1)}. Ctrl+Z brings them back.")
+
+    # The prompt
+
+    @on(PromptArea.Submitted)
+    def _send(self, event: PromptArea.Submitted) -> None:
+        self.prompt.past.append(event.text)
+        self.transcript.follow()
+        self._submit(Send(event.text))
+
+    @on(MessageArea.Edited)
+    def _ask_price(self, event: MessageArea.Edited) -> None:
+        worker = self.app.worker
+        if event.area is not self.prompt or worker is None:
+            return
+        if self._price is not None:
+            worker.withdraw(self._price)
+            self._price = None
+        self.prompt.cost = ""
+        if not event.text.strip() or self.feed.session is None:
+            return
+        if self.feed.writing:
+            self._count_tokens(event.text)
+        else:
+            self._price = GetPrice(event.text)
+            worker.submit(self._price)
+
+    @work(thread=True, exclusive=True, group="count", exit_on_error=False)
+    def _count_tokens(self, text: str) -> None:
+        """While the engine is busy the price is unknown, but the length is not."""
+        session = self.feed.session
+        if session is not None:
+            count = len(session.llm.tokenizer.encode_plain(text))
+            self.app.call_from_thread(setattr, self.prompt, "cost", f"{count:,} tokens")
+
+    @on(QueuedMessages.ChangeRequested)
+    def _change_queued(self, event: QueuedMessages.ChangeRequested) -> None:
+        command = self._queued(event.queued)
+        if command is not None and self.app.worker and self.app.worker.withdraw(command):
+            self.prompt.message = command.text
+            self.prompt.focus()
+        self._show_queue()
+
+    @on(QueuedMessages.WithdrawRequested)
+    def _withdraw_queued(self, event: QueuedMessages.WithdrawRequested) -> None:
+        command = self._queued(event.queued)
+        if command is not None and self.app.worker:
+            self.app.worker.withdraw(command)
+        self._show_queue()
+
+    # Sampling
+
+    @on(SamplingPanel.ParamsChanged)
+    def _params_changed(self, event: SamplingPanel.ParamsChanged) -> None:
+        if self.app.worker is not None:
+            self.app.worker.params = event.params
+
+    # Messages
+
+    @on(Transcript.ActionRequested)
+    def _act_on_message(self, event: Transcript.ActionRequested) -> None:
+        node_id = event.node_id
+        match event.action:
+            case "copy":
+                self.app.copy_to_clipboard(self.transcript.copy_text(node_id))
+                self.notify("Copied.", timeout=2)
+            case "copy_code":
+                self._copy_code(node_id)
+            case "edit":
+                self._edit(node_id)
+            case "regenerate":
+                self._submit(Regenerate(node_id))
+            case "continue":
+                self._submit(Continue(node_id))
+            case "delete":
+                self._submit(Truncate(node_id))
+            case "previous_sibling":
+                self._go_to_sibling(node_id, -1)
+            case "next_sibling":
+                self._go_to_sibling(node_id, 1)
+
+    def action_stop(self) -> None:
+        """Stop the reply and keep what came; when there is none, go to the prompt."""
+        if self.app.worker is not None and self.feed.writing:
+            self.app.worker.cancel()
+            if self.paused:
+                self.action_pause()
+        else:
+            self.prompt.focus()
+
+    def action_regenerate(self) -> None:
+        """Write the last reply once more; the old one stays beside it."""
+        self._submit(Regenerate())
+
+    def action_continue(self) -> None:
+        """Go on with the last reply."""
+        self._submit(Continue())
+
+    def action_edit_last(self) -> None:
+        """Edit the last message of the user's."""
+        for node in reversed(self._path()):
+            if node.role == "user":
+                self._edit(node.id)
+                return
+
+    def action_undo_delete(self) -> None:
+        """Put back what was deleted last."""
+        if self._deleted is not None:
+            self._submit(Restore(self._deleted))
+            self._deleted = None
+
+    def action_pause(self) -> None:
+        """Hold the reply after its next token, or let it go on."""
+        if self.app.worker is None:
+            return
+        self.paused = not self.paused
+        if self.paused:
+            self.app.worker.pause()
+        else:
+            self.app.worker.resume()
+            self.transcript.status(None)
+
+    def action_step(self) -> None:
+        """Write one token of a paused reply."""
+        if self.app.worker is not None:
+            if not self.paused:
+                self.action_pause()
+            self.app.worker.step()
+
+    @work
+    async def action_new_chat(self) -> None:
+        """Begin another chat."""
+        if self._path() and not await self.app.push_screen_wait(
+            Confirm("Begin a new chat?", "This one is not kept.", yes="New chat", no="Stay")
+        ):
+            return
+        self.feed.turns.clear()
+        self.cache.update_turn(None)
+        self._submit(Open(Conversation(system=self.app.settings.system or "")))
+
+    @work
+    async def action_branches(self) -> None:
+        """Go to another branch of the conversation."""
+        if self.feed.session is not None:
+            tree = BranchTree(self.feed.session.conversation)
+            if node_id := await self.app.push_screen_wait(tree):
+                self._submit(Switch(node_id))
+
+    @work
+    async def action_edit_system(self) -> None:
+        """Change the system prompt."""
+        if self.feed.session is None:
+            return
+        editor = SystemEditor(self.feed.session.conversation.system)
+        text = await self.app.push_screen_wait(editor)
+        if text is not None:
+            self._submit(SetSystem(text))
+
+    @work
+    async def action_choose_model(self) -> None:
+        """Chat with another model."""
+        choice = await self.app.push_screen_wait(ModelPicker(self._model_name()))
+        if choice is not None:
+            self._load(choice)
+
+    def action_help(self) -> None:
+        """Show all keys."""
+        nodes = [self.prompt, self.transcript, self._first_slider, self]
+        self.app.push_screen(HelpScreen(key_groups(self.app, nodes, self.app.settings.keys)))
+
+    def action_toggle_sidebar(self) -> None:
+        """Show the sliders, or put them away; the keyboard goes with them."""
+        self.toggle_class("-sidebar-toggled")
+        if self.sidebar.display:
+            self._first_slider.focus()
+        else:
+            self.prompt.focus()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Grey out what makes no sense now."""
+        if action == "stop":
+            return True if self.busy else None
+        if action in ("regenerate", "continue", "edit_last"):
+            return None if self.busy or not self._path() else True
+        return True
+
+    # The parts of all that
+
+    def _submit(self, command: Command) -> None:
+        if self.app.worker is None:
+            return
+        self.app.worker.submit(command)
+        self._show_queue()
+
+    @property
+    def _first_slider(self) -> ParamSlider:
+        return self.sampling.query(ParamSlider).first()
+
+    def _path(self) -> list[Node]:
+        return self.feed.session.conversation.active_path() if self.feed.session else []
+
+    def _model_name(self) -> str | None:
+        return self.feed.session.llm.name if self.feed.session else None
+
+    def _load(self, choice: ModelChoice) -> None:
+        from kvchat.tui.app import load_options
+
+        self._submit(Load(choice.name, load_options(self.app.settings)))
+
+    def _go_to_sibling(self, node_id: str, step: int) -> None:
+        session = self.feed.session
+        if session is None:
+            return
+        conversation = session.conversation
+        index, count = conversation.siblings(node_id)
+        if 0 <= index + step < count:
+            among = conversation.children[conversation.node(node_id).parent]
+            self._submit(Switch(among[index + step]))
+
+    def _copy_code(self, node_id: str) -> None:
+        blocks = self.transcript.code_blocks(node_id)
+        if blocks:
+            self.app.copy_to_clipboard("\n".join(blocks))
+            self.notify(f"Copied {len(blocks)} code block{'s' * (len(blocks) > 1)}.", timeout=2)
+        else:
+            self.notify("There is no code in this message.", timeout=2)
+
+    @work
+    async def _edit(self, node_id: str) -> None:
+        if self.feed.session is None:
+            return
+        node = self.feed.session.conversation.node(node_id)
+        note = (
+            "The reply is written anew; this version stays beside it."
+            if node.role == "user"
+            else "Your version stands beside the model's; continue from it or say something."
+        )
+        text = await self.app.push_screen_wait(TextEditor(node.content, note=note))
+        if text is not None and text != node.content:
+            self._submit(Edit(node_id, text))
+
+    @work
+    async def _ask_overflow(self, command: Command, error: ContextOverflowError) -> None:
+        answer = await self.app.push_screen_wait(OverflowQuestion(error.needed, error.limit))
+        match command:
+            case Send(text=text) if answer == "drop-oldest":
+                self._submit(Send(text, "drop-oldest"))
+            case Edit(node_id=node_id, text=text) if answer == "drop-oldest":
+                self._submit(Edit(node_id, text, "drop-oldest"))
+            case Regenerate(reply_id=reply_id) if answer == "drop-oldest":
+                self._submit(Regenerate(reply_id, "drop-oldest"))
+            case Send(text=text) | Edit(text=text) if not self.prompt.message:
+                self.prompt.message = text
+
+    def _queued(self, queued: Queued) -> Send | None:
+        waiting = self.app.worker.queued if self.app.worker else ()
+        sends = (c for c in waiting if isinstance(c, Send) and c.id == queued.key)
+        return next(sends, None)
+
+    def _show_queue(self) -> None:
+        waiting = self.app.worker.queued if self.app.worker else ()
+        sends = [Queued(c.id, c.text) for c in waiting if isinstance(c, Send)]
+        self.call_later(self.queue.show_messages, sends)

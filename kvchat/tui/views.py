@@ -1,0 +1,57 @@
+"""What the widgets show of a conversation: from the tree to plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from kvchat.chat.conversation import Conversation
+from kvchat.chat.ledger import Turn
+from kvchat.chat.nodes import Node
+from kvchat.engine.types import SamplingParams
+from kvchat.tui.widgets.cache_panel import TurnSpan
+from kvchat.tui.widgets.message_block import MessageView
+
+
+def message_view(conversation: Conversation, node: Node, turns: Mapping[str, Turn]) -> MessageView:
+    """Return what the transcript shows of a message."""
+    reply, turn = node.reply, turns.get(node.id)
+    return MessageView(
+        node_id=node.id,
+        role=node.role,
+        text=node.content,
+        thinking=(reply.thinking or "") if reply else "",
+        edited=node.edited,
+        finish_reason=reply.finish_reason if reply else None,
+        siblings=conversation.siblings(node.id),
+        ledger=turn.line() if turn else "",
+        dropped=node.id in conversation.dropped,
+    )
+
+
+def turn_spans(conversation: Conversation, path: Sequence[Node]) -> list[TurnSpan]:
+    """Return how the context's tokens are divided among the turns of a path."""
+    spans: list[TurnSpan] = []
+    held = 0
+    for node in path:
+        if node.reply is not None and node.reply.context is not None:
+            context = node.reply.context
+            end = context.kept + len(context.ids)
+            # A turn that shortened the context (thinking dropped) takes it off the turns before.
+            spans.append(TurnSpan(max(0, end - held), str(len(spans) + 1)))
+            held = end
+    return spans
+
+
+def changes(old: SamplingParams, new: SamplingParams) -> str:
+    """Return which settings differ, as `temperature 0.8 → 1.2`."""
+    return ", ".join(
+        f"{name.replace('_', ' ')} {_shown(getattr(old, name))} → {_shown(getattr(new, name))}"
+        for name in SamplingParams.names()
+        if getattr(old, name) != getattr(new, name)
+    )
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "off"
+    return f"{value:g}" if isinstance(value, float) else str(value)
