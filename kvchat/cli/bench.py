@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from typing import Annotated
 
@@ -11,10 +10,8 @@ import typer
 from kvchat.bench.plan import LoadSettings, Plan
 from kvchat.cli.loading import make_available
 from kvchat.cli.options import MODEL, takes_settings
-from kvchat.cli.output import Output, is_terminal
+from kvchat.cli.output import Output, status
 from kvchat.settings import Settings
-
-STATUS_WIDTH = 60
 
 
 @takes_settings(MODEL)
@@ -53,19 +50,10 @@ def bench(  # noqa: PLR0917 (the command line passes them all by name)
         threads=settings.threads,
     )
     try:
-        result = run(load, plan, compare=compare or (), progress=_say)
+        result = run(load, plan, compare=compare or (), progress=status)
     finally:
-        _say("")
+        status("")
     if as_json:
         output.write(result.to_json() + "\n")
     else:
         output.show(Report(result))
-
-
-def _say(text: str) -> None:
-    """Show what is being measured on a line of stderr that the next one overwrites.
-
-    Nothing moves on its own: a spinner's thread would take part in what is measured.
-    """
-    if is_terminal(sys.stderr):
-        print(f"\r{text:<{STATUS_WIDTH}}\r{text}", end="", file=sys.stderr, flush=True)

@@ -15,10 +15,22 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
+STATUS_WIDTH = 60
+
+
 def note(text: str) -> None:
     """Write one line to stderr."""
     if sys.stderr is not None:
         print(f"kvchat: {one_line(text)}", file=sys.stderr, flush=True)
+
+
+def status(text: str) -> None:
+    """Show what goes on, on a line of stderr that the next one overwrites; "" wipes it away.
+
+    Nothing moves on its own: a spinner's thread would take part in what is measured.
+    """
+    if is_terminal(sys.stderr):
+        print(f"\r{text:<{STATUS_WIDTH}}\r{text}", end="", file=sys.stderr, flush=True)
 
 
 def is_terminal(stream: object) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from typing import Annotated
 
@@ -13,7 +12,7 @@ from kvchat.cli import FAILED
 from kvchat.cli.interrupts import Interrupts
 from kvchat.cli.loading import load_model, make_available
 from kvchat.cli.options import MODEL, takes_settings
-from kvchat.cli.output import Output, is_terminal, note
+from kvchat.cli.output import Output, status
 from kvchat.settings import Settings
 
 _OWN = ("device", "dtype", "quant")
@@ -42,10 +41,12 @@ def verify(
 
         def progress(what: str) -> None:
             interrupts.check()
-            if is_terminal(sys.stderr):
-                note(what)
+            status(what)
 
-        found = run(llm, progress)
+        try:
+            found = run(llm, progress)
+        finally:
+            status("")
     if as_json:
         output.write(json.dumps(verify_report.as_data(found)) + "\n")
     else:
