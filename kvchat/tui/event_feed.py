@@ -56,6 +56,8 @@ class EventFeed:
         """The ledger by reply."""
         self._stash_budget = stash_budget
         self._pieces: list[tuple[str, bool]] = []
+        self._fresh: list[tuple[str, bool]] = []
+        """Text whose token has not been told yet."""
         self._ms: list[float] = []
         self._params: SamplingParams | None = None
         self._reading_since = 0.0
@@ -70,7 +72,7 @@ class EventFeed:
         for event in events:
             match event:
                 case TextAdded():
-                    self._pieces.append((event.text, event.thinking))
+                    self._fresh.append((event.text, event.thinking))
                 case TokenGenerated():
                     self._token(event)
                 case _:
@@ -88,15 +90,17 @@ class EventFeed:
         self.screen.transcript.show(views)
 
     def _token(self, event: TokenGenerated) -> None:
-        self._ms.append(event.ms)
+        fresh, self._fresh = self._fresh, []
         if self._params is not None and event.params != self._params:
             self._flush()
             self.screen.transcript.mark(changes(self._params, event.params))
         self._params = event.params
+        self._pieces += fresh
+        self._ms.append(event.ms)
 
     def _flush(self) -> None:
         """Show the text that has come in, neighbouring pieces of one kind together."""
-        pieces, self._pieces = self._pieces, []
+        pieces, self._pieces, self._fresh = [*self._pieces, *self._fresh], [], []
         ms, self._ms = self._ms, []
         for thinking in (True, False):
             # Reasoning always comes before the answer it leads to.

@@ -1,0 +1,302 @@
+"""The whole screen over a real worker and a tiny model whose words are dictated."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from helpers import wait_until
+from textual.pilot import Pilot
+from tiny_chat import DictatedSampler, tiny_llm
+
+from kvchat.engine.errors import KvchatError
+from kvchat.models import load as load_module
+from kvchat.models.load import LanguageModel
+from kvchat.settings import Settings
+from kvchat.tui.app import KvchatApp
+from kvchat.tui.main_screen import MainScreen
+from kvchat.tui.modals.confirm import Confirm
+from kvchat.tui.modals.help import HelpScreen
+from kvchat.tui.modals.overflow import OverflowQuestion
+from kvchat.tui.modals.text_editor import TextEditor
+
+
+@pytest.fixture(autouse=True)
+def _own_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    for name in ("CONFIG", "DATA", "CACHE"):
+        monkeypatch.setenv(f"KVCHAT_{name}_DIR", str(tmp_path / name.lower()))
+
+
+@pytest.fixture
+def llm(monkeypatch: pytest.MonkeyPatch) -> Iterator[LanguageModel]:
+    model = tiny_llm(ctx=400)
+    monkeypatch.setattr(load_module, "load", lambda *_, **__: model)
+    yield model
+
+
+def dictate(llm: LanguageModel, *replies: str) -> None:
+    sampler = llm.engine.sampler
+    assert isinstance(sampler, DictatedSampler)
+    for reply in replies:
+        sampler.dictated += [*llm.tokenizer.encode(reply), llm.tokenizer.eos_token_id or 0]
+
+
+class Chat:
+    """A running app, and what a user sees and does."""
+
+    def __init__(self, app: KvchatApp, pilot: Pilot[None]) -> None:
+        self.app = app
+        self.pilot = pilot
+
+    @property
+    def screen(self) -> MainScreen:
+        return self.app._main_screen
+
+    @property
+    def said(self) -> list[tuple[str, str]]:
+        session = self.screen.feed.session
+        assert session is not None
+        return [(n.role, n.content) for n in session.conversation.active_path()]
+
+    async def until(self, predicate: Any, timeout: float = 10) -> None:
+        await wait_until(self.pilot, predicate, timeout)
+
+    async def idle(self) -> None:
+        worker = self.app.worker
+        assert worker is not None
+        await self.until(lambda: not worker.busy and self.screen.feed.running is None)
+
+    async def say(self, text: str) -> None:
+        count = len(self.said)
+        await self.type(text)
+        await self.until(lambda: len(self.said) == count + 2)
+        await self.idle()
+
+    async def type(self, text: str) -> None:
+        self.screen.prompt.focus()
+        self.screen.prompt.message = text
+        await self.pilot.press("enter")
+
+
+@asynccontextmanager
+async def chat(size: tuple[int, int] = (120, 36), **flags: Any) -> AsyncIterator[Chat]:
+    settings, problems = Settings.load({"max_tokens": 60, **flags})
+    app = KvchatApp(settings, problems)
+    async with app.run_test(size=size) as pilot:
+        running = Chat(app, pilot)
+        await running.until(lambda: running.screen.feed.session is not None)
+        await running.idle()
+        yield running
+
+
+async def test_a_message_is_answered_and_stands_in_the_transcript(llm):
+    dictate(llm, "Hello there.")
+    async with chat() as c:
+        await c.say("Hi")
+        assert c.said == [("user", "Hi"), ("assistant", "Hello there.")]
+        assert c.screen.prompt.message == ""
+        node = c.screen.feed.session.conversation.active_path()[-1]
+        assert c.screen.transcript.copy_text(node.id) == "Hello there."
+        assert c.screen.feed.turns[node.id].decoded == len("Hello there.")
+
+
+async def test_a_second_turn_reuses_the_first(llm):
+    dictate(llm, "One.", "Two.")
+    async with chat() as c:
+        await c.say("a")
+        await c.say("b")
+        turn = list(c.screen.feed.turns.values())[-1]
+        assert turn.reused > turn.new
+
+
+async def test_escape_stops_and_keeps_what_came(llm):
+    dictate(llm, "abcdefghij" * 5)
+    async with chat() as c:
+        c.app.worker.pause()
+        await c.type("Hi")
+        await c.until(lambda: c.screen.busy)
+        c.screen.paused = True
+        for n in range(3):
+            await c.pilot.press("f8")
+            await c.until(lambda n=n: len(c.said) == 2 and len(c.said[-1][1]) >= n + 1)
+        await c.pilot.press("escape")
+        await c.idle()
+        assert c.said[-1][1].startswith("abc")
+        assert len(c.said[-1][1]) < 12
+        assert not c.screen.paused
+
+
+async def test_regenerate_keeps_both_and_the_arrows_go_between_them(llm):
+    dictate(llm, "First.", "Second.")
+    async with chat() as c:
+        await c.say("Hi")
+        await c.pilot.press("ctrl+r")
+        await c.until(lambda: c.said[-1][1] == "Second.")
+        await c.idle()
+        c.screen.transcript.focus()
+        await c.pilot.press("left")
+        await c.until(lambda: c.said[-1][1] == "First.")
+        await c.pilot.press("right")
+        await c.until(lambda: c.said[-1][1] == "Second.")
+
+
+async def test_editing_a_message_answers_it_anew(llm):
+    dictate(llm, "First.", "Second.")
+    async with chat() as c:
+        await c.say("Hi")
+        await c.pilot.press("ctrl+t")
+        await c.until(lambda: isinstance(c.app.screen, TextEditor))
+        await c.pilot.press("!")
+        c.app.screen.dismiss("Hi!")
+        await c.until(lambda: c.said == [("user", "Hi!"), ("assistant", "Second.")])
+        await c.idle()
+
+
+async def test_a_slider_acts_on_the_next_token_and_leaves_a_mark(llm):
+    dictate(llm, "abcdefghij")
+    async with chat() as c:
+        c.app.worker.pause()
+        await c.type("Hi")
+        await c.until(lambda: c.screen.busy and len(c.said) == 2 and c.said[-1][1])
+        slider = c.screen._first_slider
+        slider.focus()
+        await c.pilot.press("right")
+        await c.until(lambda: c.app.worker.params.temperature > 0)
+        c.app.worker.resume()
+        await c.idle()
+        node = c.screen.feed.session.conversation.active_path()[-1]
+        temperatures = [params.temperature for _, params in node.reply.params]
+        assert len(temperatures) == 2
+        assert temperatures[0] == 0 < temperatures[1]
+
+
+async def test_messages_sent_while_it_writes_wait_and_can_be_withdrawn(llm):
+    dictate(llm, "First.", "Third.")
+    async with chat() as c:
+        c.app.worker.pause()
+        await c.type("one")
+        await c.until(lambda: c.screen.busy)
+        await c.type("two")
+        await c.type("three")
+        await c.until(lambda: len(c.screen.queue.query("QueuedMessage")) == 2)
+        c.screen.queue.query("QueuedMessage").first().focus()
+        await c.pilot.press("delete")
+        await c.until(lambda: len(c.screen.queue.query("QueuedMessage")) == 1)
+        c.app.worker.resume()
+        await c.until(lambda: len(c.said) == 4)
+        await c.idle()
+        assert [text for role, text in c.said if role == "user"] == ["one", "three"]
+
+
+async def test_deleting_can_be_undone(llm):
+    dictate(llm, "First.")
+    async with chat() as c:
+        await c.say("Hi")
+        c.screen.transcript.focus()
+        await c.pilot.press("delete")
+        await c.until(lambda: len(c.said) < 2)
+        await c.pilot.press("ctrl+z")
+        await c.until(lambda: len(c.said) == 2)
+
+
+async def test_a_new_chat_asks_first(llm):
+    dictate(llm, "First.")
+    async with chat() as c:
+        await c.say("Hi")
+        await c.pilot.press("ctrl+n")
+        await c.until(lambda: isinstance(c.app.screen, Confirm))
+        await c.pilot.press("y")
+        await c.until(lambda: c.said == [])
+
+
+async def test_an_overflow_is_asked_about_and_the_text_comes_back(llm):
+    dictate(llm, "First.", "Second.")
+    async with chat() as c:
+        await c.say("a" * 200)
+        await c.type("b" * 120)
+        await c.until(lambda: isinstance(c.app.screen, OverflowQuestion))
+        await c.pilot.press("escape")
+        await c.until(lambda: c.screen.prompt.message == "b" * 120)
+        assert len(c.said) == 2
+        await c.pilot.press("enter")
+        await c.until(lambda: isinstance(c.app.screen, OverflowQuestion))
+        c.app.screen.dismiss("drop-oldest")
+        await c.until(lambda: len(c.said) == 4)
+        await c.idle()
+        assert c.said[-1][1] == "Second."
+
+
+async def test_a_model_that_does_not_load_is_told_and_the_screen_stays_usable(monkeypatch):
+    def fail(*_: object, **__: object) -> None:
+        raise KvchatError("the file is damaged; fetch it again")
+
+    monkeypatch.setattr(load_module, "load", fail)
+    settings, problems = Settings.load({})
+    app = KvchatApp(settings, problems)
+    async with app.run_test(size=(100, 30), notifications=True) as pilot:
+        await wait_until(pilot, lambda: app._notifications)
+        assert any("damaged" in n.message for n in app._notifications)
+        app._main_screen.prompt.message = "Hi"
+        await pilot.press("enter")
+        await wait_until(pilot, lambda: app._main_screen.prompt.message == "Hi")
+
+
+async def test_model_output_is_shown_as_text(llm):
+    nasty = "[bold]x[/] \x1b[31mred\x1b]52;c;aGk=\x07 \x00 \r end"
+    dictate(llm, nasty)
+    async with chat() as c:
+        await c.say("Hi")
+        assert c.said[-1][1] == nasty
+        shown = c.app.export_screenshot()
+        assert "\x1b" not in shown
+        assert "[bold]x[/]".replace("[", "&#91;") in shown or "[bold]x[/]" in shown
+
+
+@pytest.mark.parametrize("size", [(60, 20), (80, 24), (120, 36)])
+async def test_all_that_matters_is_there_at_every_size(llm, size):
+    dictate(llm, "Hello.")
+    async with chat(size) as c:
+        await c.say("Hi")
+        assert c.screen.sidebar.display == (size[0] >= 100)
+        await c.pilot.press("f2")
+        assert c.screen.sidebar.display == (size[0] < 100)
+        assert c.screen.transcript.size.height >= 8
+        assert c.screen.prompt.size.height >= 1
+
+
+async def test_a_terminal_that_is_too_small_gets_a_sentence(llm):
+    async with chat((50, 15)) as c:
+        assert c.screen.query_one("#too-small").display
+        assert not c.screen.query_one("#main").display
+        await c.pilot.resize_terminal(100, 30)
+        await c.until(lambda: c.screen.query_one("#main").display)
+
+
+async def test_help_shows_every_key_of_the_screen(llm):
+    async with chat() as c:
+        await c.pilot.press("f1")
+        await c.until(lambda: isinstance(c.app.screen, HelpScreen))
+        shown = {what for group in c.app.screen._groups for _, what in group.keys}
+        for binding in MainScreen.BINDINGS:
+            assert binding.description in shown
+
+
+async def test_keys_can_be_bound_anew(llm, tmp_path):
+    config = tmp_path / "config"
+    config.mkdir()
+    (config / "config.toml").write_text('[keys]\nchat.help = "ctrl+b"\n')
+    async with chat() as c:
+        await c.pilot.press("ctrl+b")
+        await c.until(lambda: isinstance(c.app.screen, HelpScreen))
+
+
+async def test_quitting_while_it_writes_ends_the_worker(llm):
+    dictate(llm, "abc" * 15)
+    async with chat() as c:
+        c.app.worker.pause()
+        await c.type("Hi")
+        await c.until(lambda: c.screen.busy)
+        worker = c.app.worker
+    assert not worker._thread.is_alive()
