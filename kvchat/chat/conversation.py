@@ -136,21 +136,35 @@ class Conversation:
 
     def regenerate(self, reply_id: str) -> Node:
         """Add an empty reply beside this one."""
-        parent = self._finished(reply_id)[0].parent
+        parent = self.finished_reply(reply_id)[0].parent
         assert parent is not None
         return self.start_reply(parent)
 
-    def fork_reply(self, reply_id: str, content: str, tokens: int) -> Node:
-        """Add a reply that goes on from the first `tokens` tokens of this one.
+    def finished_reply(self, reply_id: str) -> tuple[Node, Reply]:
+        """Return a reply that has ended.
 
-        `content` is the answer's text up to there.
+        Raises:
+            KvchatError: it is a user message, is running, or is not there.
+        """
+        node, reply = self._reply(reply_id)
+        if node.running:
+            raise KvchatError("This reply is being written. Wait for it or stop it first.")
+        return node, reply
+
+    def fork_reply(self, reply_id: str, tokens: int, then: Sequence[int] = ()) -> Node:
+        """Add a running reply with the first `tokens` tokens of this one, and then others.
+
+        Its text is yet to be set.
         """
         node, reply = self._as_written(reply_id)
         if not 0 <= tokens <= len(reply.token_ids):
             raise KvchatError(
                 f"This reply has {len(reply.token_ids)} tokens; it cannot be forked at {tokens}."
             )
-        return self._insert(node.parent, "assistant", content, reply.first(tokens))
+        record = reply.first(tokens)
+        for token_id in then:
+            record.add_typed(token_id)
+        return self._insert(node.parent, "assistant", "", record)
 
     def continue_reply(self, reply_id: str) -> Node:
         """Take up a reply that was cut short, and return the message being written.
@@ -160,7 +174,7 @@ class Conversation:
         """
         node, reply = self._as_written(reply_id)
         if self.children.get(reply_id):
-            return self.fork_reply(reply_id, node.content, len(reply.token_ids))
+            return self.fork_reply(reply_id, len(reply.token_ids))
         node.reply = reply.first(len(reply.token_ids))
         return node
 
@@ -170,7 +184,7 @@ class Conversation:
         Tokens it shares with the original keep their record; those of the user have none: no
         candidates, and NaN for probability and time.
         """
-        node, reply = self._finished(reply_id)
+        node, reply = self.finished_reply(reply_id)
         same = common_prefix(reply.token_ids, array("i", token_ids))
         node.reply = record = reply.first(same)
         for token_id in token_ids[same:]:
@@ -184,7 +198,7 @@ class Conversation:
         It takes the original's tokens and context along: `kvchat.chat.prefix` finds out how much
         of them still holds.
         """
-        node, reply = self._finished(reply_id)
+        node, reply = self.finished_reply(reply_id)
         record = replace(
             reply.first(len(reply.token_ids)),
             finish_reason=reply.finish_reason,
@@ -342,14 +356,8 @@ class Conversation:
             raise KvchatError("This is a user message; choose a reply.")
         return node, node.reply
 
-    def _finished(self, reply_id: str) -> tuple[Node, Reply]:
-        node, reply = self._reply(reply_id)
-        if node.running:
-            raise KvchatError("This reply is being written. Wait for it or stop it first.")
-        return node, reply
-
     def _as_written(self, reply_id: str) -> tuple[Node, Reply]:
-        node, reply = self._finished(reply_id)
+        node, reply = self.finished_reply(reply_id)
         if node.edited:
             raise KvchatError("An edited reply has no tokens to go on from. Regenerate it instead.")
         return node, reply

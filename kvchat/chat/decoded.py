@@ -140,6 +140,13 @@ class DecodedContext:
         controls = bisect_right(self._after_controls, n)
         return self._after_controls[controls - 1] if controls else 0
 
+    def written_control(self, place: int) -> int | None:
+        """Return the control token in a generated span that begins at this place in the text."""
+        n = self.tokens_before(place)
+        spans = bisect_right(self.generated, n, key=lambda span: span.start)
+        inside = spans > 0 and n < self.generated[spans - 1].stop and self.end(n) == place
+        return self.ids[n] if inside and self.tokenizer.is_control(self.ids[n]) else None
+
     def begin_rendering(self) -> None:
         """Forget what `as_encoded` was not asked for since the last rendering began."""
         self._encoded_before, self._encoded = self._encoded, {}

@@ -146,10 +146,10 @@ class _Rendering:
         place = 0
         base.begin_rendering()
         for n, raw in enumerate(self._raw):
-            text, same = raw, _same(base, place, raw)
-            if same < len(raw) and is_text[n] and place + same < len(base.text):
-                encoded = base.as_encoded(raw, at_start=n == 0)
-                if (further := _same(base, place, encoded)) > same:
+            text, same = _agreeing(base, place, raw)
+            if same < len(text) and is_text[n] and place + same < len(base.text):
+                encoded, further = _agreeing(base, place, base.as_encoded(raw, at_start=n == 0))
+                if further > same:
                     text, same = encoded, further
             self._compared.append(text)
             self._starts.append(place)
@@ -177,6 +177,22 @@ def _joined(segments: Iterable[int | str]) -> list[int | str]:
         elif segment != "":
             joined.append(segment)
     return joined
+
+
+def _agreeing(base: DecodedContext, place: int, text: str) -> tuple[str, int]:
+    """Return `text` and how much of it stands at this place of the base.
+
+    A control token that the model put into its reply is spelled in the base; to the template it
+    is text of the reply, and is spelled here too where it is the same.
+    """
+    same = _same(base, place, text)
+    while same < len(text) and (control := base.written_control(place + same)) is not None:
+        shown = text_of(base.tokenizer, [control])
+        if not text.startswith(shown, same):
+            break
+        text = text[:same] + spell(control) + text[same + len(shown) :]
+        same += _same(base, place + same, text[same:])
+    return text, same
 
 
 def _same(base: DecodedContext, place: int, text: str) -> int:
@@ -290,17 +306,41 @@ def _written(
 
     The answer is the last part of what the model wrote. When it is not found there to the letter
     (a stop string cut its last token, or a user edited it), it is taken from its beginning, which
-    is after the last control token, as far as it agrees.
+    is that of the reply or after a control token, as far as it agrees.
     """
-    spoken = DecodedContext(tokenizer, ids)
+    spoken = DecodedContext(_ControlsAsText(tokenizer), ids)
     answer = text[place.start : place.stop]
     start, same = spoken.text.rfind(answer), len(answer)
     if start < 0:
-        start = spoken.end(spoken.last_control_before(len(ids)))
-        start += len(spoken.text[start:]) - len(spoken.text[start:].lstrip())
-        same = common_prefix(spoken.text[start:], answer)
+        start, same = _best_beginning(spoken, answer, tokenizer)
     first, last = spoken.tokens_until(start), spoken.tokens_before(start + same)
     if last <= first:
         return None
     shift = place.start - start
     return _Reply(spoken.end(first) + shift, spoken.end(last) + shift, spoken.ids[first:last])
+
+
+def _best_beginning(
+    spoken: DecodedContext, answer: str, tokenizer: PlainTokenizer
+) -> tuple[int, int]:
+    """Return where the answer seems to begin, and how far it agrees from there."""
+    best = 0, 0
+    for n in range(len(spoken.ids)):
+        if n and not tokenizer.is_control(spoken.ids[n - 1]):
+            continue
+        start = spoken.end(n)
+        start += len(spoken.text[start:]) - len(spoken.text[start:].lstrip())
+        if (same := common_prefix(spoken.text[start:], answer)) > best[1]:
+            best = start, same
+    return best
+
+
+class _ControlsAsText:
+    """A tokenizer to which control tokens are text like all other, as they are in a message."""
+
+    def __init__(self, tokenizer: PlainTokenizer) -> None:
+        self.encode_plain = tokenizer.encode_plain
+        self.token_bytes = tokenizer.token_bytes
+
+    def is_control(self, _token_id: int) -> bool:
+        return False

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from kvchat.models.tokenizer import Tokenizer
 
 _PROBE = Message("user", "kvchat-probe")
+_TAG_TOKENS = 32
+"""More than a tag and the line breaks after it can take."""
 
 
 class PromptBuilder:
@@ -67,6 +69,21 @@ class PromptBuilder:
         segments = self._segments([*self._messages([]), Message("user", text)])
         return plan(DecodedContext(self.tokenizer), segments).ids
 
+    def for_more_of(self, node: Node, tokens: int | None = None) -> list[int]:
+        """Return the prompt that goes on from the first `tokens` tokens of a reply, or from all.
+
+        That is the context it was written in, unless the conversation before it has changed.
+        """
+        assert node.reply is not None and node.parent is not None
+        prompt = self.for_reply(node.parent)
+        if node.reply.context is not None:
+            context = self.conversation.context_ids(node.id)
+            after = len(node.reply.token_ids) + (node.reply.stop_id is not None)
+            before = context[: len(context) - after]
+            if prompt[: len(before)] == before:
+                prompt = before
+        return [*prompt, *node.reply.token_ids[:tokens]]
+
     def for_edited_reply(self, node: Node) -> tuple[list[int], list[int]]:
         """Return the prompt that goes on from a reply the user wrote, and the reply's part of it.
 
@@ -83,14 +100,17 @@ class PromptBuilder:
         """Return the ids that the prompt after the next user message is certain to begin with."""
         path = self.visible_path_to(node_id)
         segments = self._segments([*self._messages(path), _PROBE])
-        for at, segment in enumerate(segments):
-            if isinstance(segment, str) and _PROBE.content in segment:
+        for at in reversed(range(len(segments))):
+            if isinstance(text := segments[at], str) and _PROBE.content in text:
                 return self._encode(path, segments[:at])
         return []
 
-    def thinking_splitter(self) -> ThinkingSplitter:
-        """Return what tells a new reply's reasoning from its answer."""
-        return ThinkingSplitter(self.template.thinking_tags, opened=self._opens_thinking)
+    def thinking_splitter(self, prompt: Sequence[int]) -> ThinkingSplitter:
+        """Return what tells a reply's reasoning from its answer."""
+        tags = self.template.thinking_tags
+        end = self.tokenizer.decode(prompt[-_TAG_TOKENS:]).rstrip()
+        opened = self._opens_thinking and end.endswith(tags.open)
+        return ThinkingSplitter(tags, opened=opened)
 
     @cached_property
     def _opens_thinking(self) -> bool:

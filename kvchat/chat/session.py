@@ -81,11 +81,14 @@ class ChatSession:
         yield from self._answer(self.conversation.add_user(text), overflow)
 
     def regenerate(
-        self, reply_id: str | None = None, *, overflow: Overflow | None = None
+        self, node_id: str | None = None, *, overflow: Overflow | None = None
     ) -> Iterator[ChatEvent]:
-        """Write another reply beside this one (by default the last), which stays."""
-        reply = self.conversation.node(reply_id) if reply_id else self.last_reply()
-        user = self.conversation.node(reply.parent or "")
+        """Write another reply beside this one, which stays, or one to a message of the user's.
+
+        By default that is the end of the active path.
+        """
+        node = self.conversation.node(node_id) if node_id else self._end() or self.last_reply()
+        user = node if node.role == "user" else self.conversation.node(node.parent or "")
         yield from self._reply(user, overflow)
 
     def edit(
@@ -107,17 +110,33 @@ class ChatSession:
             ContextOverflowError: the context is full.
         """
         started = time.perf_counter()
-        node = self.conversation.node(reply_id) if reply_id else self.last_reply()
+        node = self.conversation.finished_reply(reply_id)[0] if reply_id else self.last_reply()
         if node.edited:
             ids, written = self.prompts.for_edited_reply(node)
             self._check_room(len(ids))
             self.conversation.resume_edited(node.id, written)
         else:
-            self._check_room(len(self.conversation.context_ids(node.id)))
+            ids = self.prompts.for_more_of(node)
+            self._check_room(len(ids))
             node = self.conversation.continue_reply(node.id)
-            ids = self.conversation.context_ids(node.id)
         self.conversation.select(node.id)
         yield from self._write(node, ids, started)
+
+    def fork(self, reply_id: str, tokens: int, token_id: int | None = None) -> Iterator[ChatEvent]:
+        """Go on from the first `tokens` tokens of a reply, on a branch of its own.
+
+        `token_id` takes the place of what the model said next.
+
+        Raises:
+            ContextOverflowError: the context is full.
+        """
+        started = time.perf_counter()
+        node, _ = self.conversation.finished_reply(reply_id)
+        ids = self.prompts.for_more_of(node, tokens)
+        chosen = [] if token_id is None else [token_id]
+        self._check_room(len(ids) + len(chosen))
+        node = self.conversation.fork_reply(reply_id, tokens, chosen)
+        yield from self._write(node, [*ids, *chosen], started)
 
     def last_reply(self) -> Node:
         """Return the last reply on the active path.
@@ -139,6 +158,11 @@ class ChatSession:
     def set_system(self, text: str) -> str:
         """Change the system prompt and return the old one; the next turn reads all of it anew."""
         return self.conversation.set_system(text)
+
+    def set_thinking(self, thinking: bool | None) -> None:
+        """Switch reasoning on or off where the template allows it; None leaves it."""
+        llm = self.llm
+        self.prompts = PromptBuilder(self.conversation, llm.tokenizer, llm.template, thinking)
 
     def delete(self, node_id: str) -> Deleted:
         """Delete a message and all that follows it; `conversation.restore` undoes it."""
@@ -180,20 +204,22 @@ class ChatSession:
         """Reply to a message that was just added; take it out again if that fails at once."""
         try:
             yield from self._reply(user, overflow)
-        except KvchatError:
+        except Exception:
             if user.id not in self.conversation.children:
                 self.conversation.delete(user.id)
             raise
 
     def _reply(self, user: Node, overflow: Overflow | None) -> Iterator[ChatEvent]:
         started = time.perf_counter()
+        dropped_before = set(self.conversation.dropped)
         ids, dropped = self._make_room(user, overflow or self.overflow)
         node = self.conversation.start_reply(user.id)
         try:
             yield from self._write(node, ids, started, dropped)
-        except KvchatError:
+        except Exception:
             if node.reply is not None and not node.reply.token_ids:
                 self.conversation.delete(node.id)
+                self.conversation.dropped = dropped_before
             raise
 
     def _write(
@@ -203,8 +229,8 @@ class ChatSession:
         engine, conversation, reply = self.llm.engine, self.conversation, node.reply
         assert reply is not None
         yield ReplyStarted(node.id)
-        stream, splitter = self._take_up(node)
         prompt = ids[: len(ids) - len(reply.token_ids)]
+        stream, splitter = self._take_up(node, prompt)
         cached = list(engine.ids)
         prefilled: PrefillFinished | None = None
         finished: GenerationFinished | None = None
@@ -221,10 +247,11 @@ class ChatSession:
                         conversation.add_token(node.id, event)
                     case GenerationFinished():
                         finished = event
-                yield event
                 if isinstance(event, TokenGenerated | GenerationFinished):
                     yield from self._add_text(node, splitter.push(event.text))
-            yield from self._add_text(node, splitter.flush())
+                if finished is not None:
+                    yield from self._add_text(node, splitter.flush())
+                yield event
         finally:
             stop_id = finished.stop_id if finished else None
             conversation.finish_reply(
@@ -259,7 +286,7 @@ class ChatSession:
                 self.conversation.add_text(node.id, text, thinking=thinking)
                 yield TextAdded(text, thinking)
 
-    def _take_up(self, node: Node) -> tuple[TextStream, ThinkingSplitter]:
+    def _take_up(self, node: Node, prompt: list[int]) -> tuple[TextStream, ThinkingSplitter]:
         """Return the decoders of a reply, brought up to the tokens that it has already.
 
         The text is set to what those tokens say: a character that was cut in half when the reply
@@ -268,12 +295,10 @@ class ChatSession:
         reply = node.reply
         assert reply is not None
         stream = self.llm.tokenizer.stream_decoder(continues=True)
-        splitter = self.prompts.thinking_splitter()
-        if reply.token_ids:
-            pieces = [splitter.push(stream.step(token_id)) for token_id in reply.token_ids]
-            thinking = "".join(thought for thought, _ in pieces)
-            node.content = "".join(answer for _, answer in pieces)
-            reply.thinking = thinking or None
+        splitter = self.prompts.thinking_splitter(prompt)
+        pieces = [splitter.push(stream.step(token_id)) for token_id in reply.token_ids]
+        reply.thinking = "".join(thought for thought, _ in pieces) or None
+        node.content = "".join(answer for _, answer in pieces)
         return stream, splitter
 
     # Overflow
@@ -285,9 +310,10 @@ class ChatSession:
             ContextOverflowError: the message alone is too long, or dropping is not allowed.
         """
         limit = self.llm.engine.max_seq_len
-        room = min(REPLY_ROOM, limit // 4)
+        droppable = len(self.prompts.visible_path_to(user.id)) > 1
+        room = min(REPLY_ROOM, limit // 4) if droppable and overflow != "stop" else 1
         ids = self.prompts.for_reply(user.id)
-        if len(ids) + (1 if overflow == "stop" else room) <= limit:
+        if len(ids) + room <= limit:
             return ids, 0
         alone = len(self.prompts.alone(user.content))
         if alone + 1 > limit:
@@ -315,6 +341,7 @@ class ChatSession:
                 "drop the oldest turns, start a new chat, or raise --ctx if the model allows it.",
                 needed=needed + 1,
                 limit=limit,
+                can_drop=True,
             )
 
     def _end(self) -> Node | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -19,10 +20,12 @@ from kvchat.engine.errors import (
     ContextOverflowError,
     GenerationError,
     ModelFileError,
+    OutOfMemoryError,
 )
 from kvchat.engine.generate import Context, generate, prefill
 from kvchat.engine.kv_cache import CacheSuffix
 from kvchat.engine.linear import weight_bytes
+from kvchat.engine.memory import memory_is_enough
 from kvchat.engine.model import Transformer
 from kvchat.engine.sampling import Sampler
 from kvchat.engine.stash import Stash
@@ -147,7 +150,8 @@ class Engine:
             if entry is not None:
                 self.stash.touch(entry)
             else:
-                self.stash.put(context.ids, context.cache.copy_from(n))
+                with suppress(OutOfMemoryError), memory_is_enough():
+                    self.stash.put(context.ids, context.cache.copy_from(n))
         context.truncate(n)
 
     def prefill(self, ids: Sequence[int]) -> Iterator[PrefillProgress]:
@@ -155,14 +159,18 @@ class Engine:
 
         Yields progress, first of all with nothing done. A cancel ends it quietly; the chunks
         that were finished stay.
+
+        Raises:
+            ContextOverflowError: before anything changes, if they do not fit.
+            OutOfMemoryError: the chunks that were finished stay.
         """
         self._cancelled.clear()
         wanted = list(ids)
         self._check_fits(wanted)
-        held, _ = self._align(wanted, limit=len(wanted))
-        new = wanted[held:]
-        yield PrefillProgress(held, len(new), 0)
-        try:
+        with suppress(Cancelled), memory_is_enough():
+            held, _ = self._align(wanted, limit=len(wanted))
+            new = wanted[held:]
+            yield PrefillProgress(held, len(new), 0)
             for done in prefill(
                 self.model,
                 self._context,
@@ -172,8 +180,6 @@ class Engine:
             ):
                 yield PrefillProgress(held, len(new), done)
                 self._check_cancelled()
-        except Cancelled:
-            return
 
     def generate(
         self,
@@ -188,28 +194,36 @@ class Engine:
 
         Raises:
             ContextOverflowError: before anything changes, if the prompt leaves no room to reply.
-            GenerationError: if there is no prompt, or the model computes NaN.
+            GenerationError: if there is no prompt, or the model computes NaN; the cache is then
+                empty, for what it holds may be NaN too.
+            OutOfMemoryError: what was run before stays.
         """
         self._cancelled.clear()
         wanted = list(ids)
         if not wanted:
             raise GenerationError("the prompt is empty; give the model at least one word")
         self._check_fits(wanted, room=1)
-        _, restored = self._align(wanted, limit=len(wanted) - 1)
-        yield from generate(
-            self._context,
-            wanted,
-            params,
-            stream,
-            model=self.model,
-            step=self.step,
-            sampler=self.sampler,
-            eog_ids=self.eog_ids,
-            generator=self._generator,
-            chunk_size=self.chunk_size,
-            restored=restored,
-            check=self._check_cancelled,
-        )
+        try:
+            with memory_is_enough():
+                _, restored = self._align(wanted, limit=len(wanted) - 1)
+                yield from generate(
+                    self._context,
+                    wanted,
+                    params,
+                    stream,
+                    model=self.model,
+                    step=self.step,
+                    sampler=self.sampler,
+                    eog_ids=self.eog_ids,
+                    generator=self._generator,
+                    chunk_size=self.chunk_size,
+                    restored=restored,
+                    check=self._check_cancelled,
+                )
+        except GenerationError:
+            self._context.truncate(0)
+            self.stash.clear()
+            raise
 
     def score(self, token_ids: Sequence[int]) -> Tensor:
         """Return the logits (T, vocab_size) float32 of a run in a cache of its own.

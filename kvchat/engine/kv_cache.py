@@ -60,8 +60,8 @@ class KVCache:
 
     @property
     def capacity(self) -> int:
-        """Positions there is memory for."""
-        return self.keys[0].shape[1]
+        """Positions there is memory for, in every layer: these values are the last to grow."""
+        return self.values[-1].shape[1]
 
     @property
     def nbytes(self) -> int:

@@ -89,7 +89,7 @@ def test_edit_of_a_reply_leaves_the_original_and_its_record_alone() -> None:
     answer(chat, original, [1, 2, 3], [4])
     assert chat.context_ids(edited.id) == [1, 2, 3, 0]
     assert chat.generated_spans(edited.id) == [range(1, 3)]
-    for misuse in (chat.continue_reply, lambda id_: chat.fork_reply(id_, "", 0)):
+    for misuse in (chat.continue_reply, lambda id_: chat.fork_reply(id_, 0)):
         with pytest.raises(KvchatError, match="edited"):
             misuse(edited.id)
 
@@ -150,13 +150,13 @@ def test_fork_takes_the_tokens_and_settings_up_to_the_index() -> None:
         chat.add_token(reply.id, token(index, 10 + index, params))
     chat.finish_reply(reply.id, "cancelled", context_ids=[1, *range(10, 15)])
     assert reply.reply and reply.reply.params == [(0, PARAMS), (2, hot), (4, PARAMS)]
-    fork = chat.fork_reply(reply.id, "text", 3)
+    fork = chat.fork_reply(reply.id, 3)
     assert fork.reply and fork.reply.params == [(0, PARAMS), (2, hot)]
     assert list(fork.reply.token_ids) == [10, 11, 12]
     assert chat.context_ids(fork.id) == [1, 10, 11, 12]
     assert len(fork.reply.before) == len(fork.reply.after) == len(fork.reply.ms) == 3
     with pytest.raises(KvchatError, match="5 tokens"):
-        chat.fork_reply(reply.id, "", 6)
+        chat.fork_reply(reply.id, 6)
 
 
 def test_thinking_is_kept_apart_from_the_answer() -> None:
