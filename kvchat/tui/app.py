@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar
@@ -19,7 +20,10 @@ from kvchat.tui.bridge import EngineUpdate, EventBridge
 from kvchat.tui.clipboard import fill_clipboard, osc52
 from kvchat.tui.main_screen import MainScreen
 from kvchat.tui.modals.theme_picker import ThemePicker
+from kvchat.tui.native_output import native_output_to
 from kvchat.tui.theming import load_themes
+
+log = logging.getLogger(__name__)
 
 
 class KvchatApp(App[None]):
@@ -57,6 +61,8 @@ class KvchatApp(App[None]):
         self._problems += [*self.themes.problems, *([problem] if problem else [])]
         self.bridge = EventBridge(self)
         self.worker: Worker | None = None
+        self.fault = ""
+        """What to tell the user after a fault of ours has ended the program."""
         self.set_keymap(dict(settings.keys))
 
     def on_mount(self) -> None:
@@ -103,6 +109,12 @@ class KvchatApp(App[None]):
         yield SystemCommand("Theme", "Choose a colour theme", self.action_choose_theme)
         yield SystemCommand("Quit", "Leave kvchat", self.action_quit)
 
+    def _fatal_error(self) -> None:
+        """Put the traceback into the log, not on the user's terminal."""
+        log.error("the screen program failed", exc_info=self._exception)
+        self.fault = f"kvchat: this should not have happened: {self._exception!r} ({log_file()})"
+        self._close_messages_no_wait()
+
     def copy_to_clipboard(self, text: str) -> None:
         """Copy by the terminal's own way, and by this machine's clipboard program."""
         super().copy_to_clipboard(text)
@@ -134,9 +146,14 @@ def load_options(settings: Settings) -> dict[str, Any]:
     }
 
 
-def run(settings: Settings, problems: Sequence[str] = ()) -> None:
-    """Run the screen program until the user leaves it."""
-    log = log_file()
-    log.parent.mkdir(parents=True, exist_ok=True)
-    logging.basicConfig(filename=log, level=logging.WARNING, format="%(asctime)s %(message)s")
-    KvchatApp(settings, problems).run()
+def run(settings: Settings, problems: Sequence[str] = ()) -> int:
+    """Run the screen program until the user leaves it; return the exit status."""
+    path = log_file()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    logging.basicConfig(filename=path, level=logging.WARNING, format="%(asctime)s %(message)s")
+    with native_output_to(path):
+        app = KvchatApp(settings, problems)
+        app.run()
+    if app.fault:
+        print(app.fault, file=sys.stderr)
+    return app.return_code or 0
