@@ -63,6 +63,7 @@ class SpeedPanel(Widget):
         self._glyphs = glyphs
         self._ms: deque[float] = deque(maxlen=_KEPT)
         self._phase = "idle"
+        self._told: dict[str, str] = {}
 
     def compose(self) -> ComposeResult:
         """Title and phase, the rate in large, the sparkline."""
@@ -130,13 +131,17 @@ class SpeedPanel(Widget):
         self._tell(".speed--line", "\n".join(rows))
 
     def _show_rate(self, rate: str) -> None:
-        if self._glyphs.large_digits:
-            self.query_one(Digits).update(rate)
-        else:
-            self.query_one("#rate", Static).update(Content(rate))
+        if self._told.get("rate") != rate:
+            self._told["rate"] = rate
+            if self._glyphs.large_digits:
+                self.query_one(Digits).update(rate)
+            else:
+                self.query_one("#rate", Static).update(Content(rate))
 
     def _tell(self, which: str, text: str) -> None:
-        self.query_one(which, Static).update(Content(text), layout=False)
+        if self._told.get(which) != text:
+            self._told[which] = text
+            self.query_one(which, Static).update(Content(text), layout=False)
 
 
 def sparkline(values: Sequence[float], rows: int, levels: str) -> list[str]:
