@@ -154,13 +154,13 @@ def read_theme(path: Path) -> tuple[Theme | None, str, list[str]]:
     values.setdefault("name", path.stem)
     if not _NAME.fullmatch(values["name"]):
         problems.append("'name' may have letters, digits and dashes, and begins with a letter")
-    elif "primary" not in values:
-        problems.append("'primary' is needed: the main colour, such as \"#8fb8de\"")
-    else:
+    elif "primary" in values:
         theme = Theme(**values, variables=variables)
         derived = _ANSI_VARIABLES if theme.ansi else _readable_variables(theme)
         theme.variables = {**derived, **variables}
         return theme, about, problems
+    elif "primary" not in table:
+        problems.append("'primary' is needed: the main colour, such as \"#8fb8de\"")
     return None, about, problems
 
 

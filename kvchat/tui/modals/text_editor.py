@@ -70,7 +70,8 @@ class TextEditor(Dialog[str]):
         super().__init__()
         self.title = title
         self._text, self._note, self._placeholder, self._save = text, note, placeholder, save
-        self._warned = False
+        self._warned_of = text
+        """The text that can be left without another word."""
 
     def compose_body(self) -> ComposeResult:
         """Yield the note, the text and the price."""
@@ -98,7 +99,6 @@ class TextEditor(Dialog[str]):
     @on(MessageArea.Edited)
     def _tell(self, event: MessageArea.Edited) -> None:
         event.stop()
-        self._warned = False
         if event.text != self._text:
             self.post_message(self.Edited(self, event.text))
 
@@ -108,9 +108,10 @@ class TextEditor(Dialog[str]):
 
     def action_cancel(self) -> None:
         """Leave the text as it was; a changed one only on the second try."""
-        if self._warned or self.query_one(MessageArea).message == self._text:
+        text = self.query_one(MessageArea).message
+        if text in (self._text, self._warned_of):
             self.dismiss(None)
         else:
-            self._warned = True
+            self._warned_of = text
             hint = self.query_one(".dialog--hint", Static)
             hint.update("Your changes are not saved. Esc again drops them.")

@@ -12,6 +12,7 @@ from textual import events
 from textual.binding import Binding, BindingType
 from textual.document._document import EditResult, Location, Selection
 from textual.document._edit import Edit
+from textual.geometry import Offset
 from textual.message import Message
 from textual.timer import Timer
 from textual.widgets import TextArea
@@ -28,6 +29,7 @@ DEBOUNCE = 0.15
 
 _SEPARATORS = frozenset("\u2028\u2029")
 """A text area takes these for line feeds."""
+_JOINERS = "\N{ZERO WIDTH NON-JOINER}\N{ZERO WIDTH JOINER}"
 _LABEL = re.compile("⟦pasted [^⟦⟧\n]*⟧")
 
 
@@ -178,6 +180,19 @@ class MessageArea(TextArea):
     def action_paste(self) -> None:
         """Paste what was copied here."""
         self.paste(self.app.clipboard)
+
+    def scroll_cursor_visible(self, center: bool = False, animate: bool = False) -> Offset:
+        """Scroll to the cursor, unless an undo has just taken away the line it is on."""
+        if self.cursor_location[0] >= self.document.line_count:
+            return Offset()
+        return super().scroll_cursor_visible(center, animate)
+
+    def on_key(self, event: events.Key) -> None:
+        """Take joiners, which are typed like letters: Persian and many emoji need them."""
+        if event.character and event.character in _JOINERS and not self.read_only:
+            event.prevent_default()
+            event.stop()
+            self.replace(event.character, *self.selection, maintain_selection_offset=False)
 
     def on_paste(self, event: events.Paste) -> None:
         """Take a paste from the terminal."""

@@ -122,6 +122,7 @@ class PromptArea(MessageArea):
             super().action_cursor_up(select)
         else:
             self._recall(recall)
+            self.move_cursor((0, len(self.document.get_line(0))))  # so that up goes on
 
     def action_cursor_down(self, select: bool = False) -> None:
         """Move down, or back to the message sent after."""
