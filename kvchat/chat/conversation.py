@@ -279,6 +279,11 @@ class Conversation:
         for node in self.path_to(node_id):
             self.active[node.parent] = node.id
 
+    def branch(self, node_id: str) -> None:
+        """Make this message the end of the active path; what follows it stays beside it."""
+        self.select(node_id)
+        self.active.pop(node_id, None)
+
     def move(self, node_id: str, step: int) -> Node:
         """Select the sibling `step` places on, the first or last at the ends, and return it."""
         index, count = self.siblings(node_id)

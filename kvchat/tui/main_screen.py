@@ -27,21 +27,24 @@ from kvchat.chat.commands import (
     Restore,
     Send,
     SetSystem,
+    SetThinking,
     Switch,
-    Truncate,
 )
 from kvchat.chat.conversation import Conversation, Deleted
 from kvchat.chat.events import WorkerEvent
 from kvchat.chat.nodes import Node
 from kvchat.engine.errors import ContextOverflowError, KvchatError
+from kvchat.models.catalog import find, for_language
+from kvchat.models.languages import language_of
 from kvchat.tui.event_feed import EventFeed
+from kvchat.tui.glyphs import ASCII, UNICODE
+from kvchat.tui.message_actions import MessageActions
 from kvchat.tui.modals.branch_tree import BranchTree
 from kvchat.tui.modals.confirm import Confirm
 from kvchat.tui.modals.help import HelpScreen, key_groups
 from kvchat.tui.modals.model_picker import ModelChoice, ModelPicker
 from kvchat.tui.modals.overflow import OverflowQuestion
 from kvchat.tui.modals.system_editor import SystemEditor
-from kvchat.tui.modals.text_editor import TextEditor
 from kvchat.tui.widgets.cache_panel import CachePanel
 from kvchat.tui.widgets.header import ChatHeader
 from kvchat.tui.widgets.message_area import MessageArea
@@ -76,6 +79,7 @@ class MainScreen(Screen[None]):
         Binding("ctrl+g", "continue", "Continue", id="chat.continue", show=False),
         Binding("ctrl+t", "edit_last", "Edit last message", id="chat.edit-last", show=False),
         Binding("ctrl+n", "new_chat", "New chat", id="chat.new"),
+        Binding("f9", "toggle_thinking", "Thinking on or off", id="chat.thinking", show=False),
         Binding("ctrl+z", "undo_delete", "Undo delete", id="chat.undo-delete", show=False),
     ]
 
@@ -95,6 +99,8 @@ class MainScreen(Screen[None]):
     def __init__(self, stash_budget: int) -> None:
         super().__init__()
         self.feed = EventFeed(self, stash_budget)
+        self.messages = MessageActions(self)
+        self._offered_picker = False
         self._deleted: Deleted | None = None
         self._price: GetPrice | None = None
 
@@ -106,9 +112,13 @@ class MainScreen(Screen[None]):
                 yield Transcript()
                 yield QueuedMessages()
                 yield PromptArea()
-            yield Sidebar()
+            yield Sidebar(glyphs=UNICODE if self._speaks_unicode else ASCII)
         yield Static(TOO_SMALL, id="too-small", markup=False)
         yield Footer(compact=True, show_command_palette=False)
+
+    @property
+    def _speaks_unicode(self) -> bool:
+        return self.app.console.encoding.lower().startswith("utf")
 
     def on_mount(self) -> None:
         """One can type at once."""
@@ -129,12 +139,12 @@ class MainScreen(Screen[None]):
     def command_failed(self, command: Command, error: KvchatError) -> None:
         """Tell why, and give back what was typed."""
         text = command.text if isinstance(command, Send | Edit) else ""
-        if isinstance(error, ContextOverflowError) and error.can_drop:
-            if self.app.settings.overflow == "ask" and isinstance(
-                command, Send | Edit | Regenerate
-            ):
-                self._ask_overflow(command, error)
-                return
+        may_ask = self.app.settings.overflow == "ask" and isinstance(
+            command, Send | Edit | Regenerate
+        )
+        if may_ask and isinstance(error, ContextOverflowError) and error.can_drop:
+            self._ask_overflow(command, error)
+            return
         if text and not self.prompt.message:
             self.prompt.message = text
         self.notify(str(error), severity="error", timeout=10, markup=False)
@@ -151,7 +161,8 @@ class MainScreen(Screen[None]):
     def _send(self, event: PromptArea.Submitted) -> None:
         self.prompt.past.append(event.text)
         self.transcript.follow()
-        self._submit(Send(event.text))
+        self.submit(Send(event.text))
+        self._offer_other_models(event.text)
 
     @on(MessageArea.Edited)
     def _ask_price(self, event: MessageArea.Edited) -> None:
@@ -200,29 +211,11 @@ class MainScreen(Screen[None]):
         if self.app.worker is not None:
             self.app.worker.params = event.params
 
-    # Messages
-
     @on(Transcript.ActionRequested)
     def _act_on_message(self, event: Transcript.ActionRequested) -> None:
-        node_id = event.node_id
-        match event.action:
-            case "copy":
-                self.app.copy_to_clipboard(self.transcript.copy_text(node_id))
-                self.notify("Copied.", timeout=2)
-            case "copy_code":
-                self._copy_code(node_id)
-            case "edit":
-                self._edit(node_id)
-            case "regenerate":
-                self._submit(Regenerate(node_id))
-            case "continue":
-                self._submit(Continue(node_id))
-            case "delete":
-                self._submit(Truncate(node_id))
-            case "previous_sibling":
-                self._go_to_sibling(node_id, -1)
-            case "next_sibling":
-                self._go_to_sibling(node_id, 1)
+        self.messages.act(event.node_id, event.action)
+
+    # Keys
 
     def action_stop(self) -> None:
         """Stop the reply and keep what came; when there is none, go to the prompt."""
@@ -235,23 +228,23 @@ class MainScreen(Screen[None]):
 
     def action_regenerate(self) -> None:
         """Write the last reply once more; the old one stays beside it."""
-        self._submit(Regenerate())
+        self.submit(Regenerate())
 
     def action_continue(self) -> None:
         """Go on with the last reply."""
-        self._submit(Continue())
+        self.submit(Continue())
 
     def action_edit_last(self) -> None:
         """Edit the last message of the user's."""
         for node in reversed(self._path()):
             if node.role == "user":
-                self._edit(node.id)
+                self.messages.act(node.id, "edit")
                 return
 
     def action_undo_delete(self) -> None:
         """Put back what was deleted last."""
         if self._deleted is not None:
-            self._submit(Restore(self._deleted))
+            self.submit(Restore(self._deleted))
             self._deleted = None
 
     def action_pause(self) -> None:
@@ -272,6 +265,16 @@ class MainScreen(Screen[None]):
                 self.action_pause()
             self.app.worker.step()
 
+    def action_toggle_thinking(self) -> None:
+        """Switch the model's reasoning off, or back on, where its template allows it."""
+        session = self.feed.session
+        if session is None or not session.llm.template.supports_thinking_switch:
+            self.notify("This model has no switch for thinking.", timeout=4)
+            return
+        off = session.prompts.thinking is not False
+        self.submit(SetThinking(False if off else None))
+        self.notify(f"Thinking is {'off' if off else 'on'} from the next reply on.", timeout=4)
+
     @work
     async def action_new_chat(self) -> None:
         """Begin another chat."""
@@ -281,7 +284,7 @@ class MainScreen(Screen[None]):
             return
         self.feed.turns.clear()
         self.cache.update_turn(None)
-        self._submit(Open(Conversation(system=self.app.settings.system or "")))
+        self.submit(Open(Conversation(system=self.app.settings.system or "")))
 
     @work
     async def action_branches(self) -> None:
@@ -289,7 +292,7 @@ class MainScreen(Screen[None]):
         if self.feed.session is not None:
             tree = BranchTree(self.feed.session.conversation)
             if node_id := await self.app.push_screen_wait(tree):
-                self._submit(Switch(node_id))
+                self.submit(Switch(node_id))
 
     @work
     async def action_edit_system(self) -> None:
@@ -299,7 +302,7 @@ class MainScreen(Screen[None]):
         editor = SystemEditor(self.feed.session.conversation.system)
         text = await self.app.push_screen_wait(editor)
         if text is not None:
-            self._submit(SetSystem(text))
+            self.submit(SetSystem(text))
 
     @work
     async def action_choose_model(self) -> None:
@@ -331,7 +334,8 @@ class MainScreen(Screen[None]):
 
     # The parts of all that
 
-    def _submit(self, command: Command) -> None:
+    def submit(self, command: Command) -> None:
+        """Put a command on the worker's queue."""
         if self.app.worker is None:
             return
         self.app.worker.submit(command)
@@ -350,50 +354,35 @@ class MainScreen(Screen[None]):
     def _load(self, choice: ModelChoice) -> None:
         from kvchat.tui.app import load_options
 
-        self._submit(Load(choice.name, load_options(self.app.settings)))
-
-    def _go_to_sibling(self, node_id: str, step: int) -> None:
-        session = self.feed.session
-        if session is None:
-            return
-        conversation = session.conversation
-        index, count = conversation.siblings(node_id)
-        if 0 <= index + step < count:
-            among = conversation.children[conversation.node(node_id).parent]
-            self._submit(Switch(among[index + step]))
-
-    def _copy_code(self, node_id: str) -> None:
-        blocks = self.transcript.code_blocks(node_id)
-        if blocks:
-            self.app.copy_to_clipboard("\n".join(blocks))
-            self.notify(f"Copied {len(blocks)} code block{'s' * (len(blocks) > 1)}.", timeout=2)
-        else:
-            self.notify("There is no code in this message.", timeout=2)
+        self.submit(Load(choice.name, load_options(self.app.settings)))
 
     @work
-    async def _edit(self, node_id: str) -> None:
-        if self.feed.session is None:
+    async def _offer_other_models(self, text: str) -> None:
+        """Once, when somebody writes in a language that the model was not made for."""
+        name = self._model_name()
+        entry, language = find(name or ""), language_of(text)
+        if self._offered_picker or entry is None or language is None:
             return
-        node = self.feed.session.conversation.node(node_id)
-        note = (
-            "The reply is written anew; this version stays beside it."
-            if node.role == "user"
-            else "Your version stands beside the model's; continue from it or say something."
+        if language in entry.languages or not for_language(language):
+            return
+        self._offered_picker = True
+        reason = f"{entry.alias} was not made for this language. These models were:"
+        choice = await self.app.push_screen_wait(
+            ModelPicker(name, language=language, reason=reason)
         )
-        text = await self.app.push_screen_wait(TextEditor(node.content, note=note))
-        if text is not None and text != node.content:
-            self._submit(Edit(node_id, text))
+        if choice is not None:
+            self._load(choice)
 
     @work
     async def _ask_overflow(self, command: Command, error: ContextOverflowError) -> None:
         answer = await self.app.push_screen_wait(OverflowQuestion(error.needed, error.limit))
         match command:
             case Send(text=text) if answer == "drop-oldest":
-                self._submit(Send(text, "drop-oldest"))
+                self.submit(Send(text, "drop-oldest"))
             case Edit(node_id=node_id, text=text) if answer == "drop-oldest":
-                self._submit(Edit(node_id, text, "drop-oldest"))
+                self.submit(Edit(node_id, text, "drop-oldest"))
             case Regenerate(reply_id=reply_id) if answer == "drop-oldest":
-                self._submit(Regenerate(reply_id, "drop-oldest"))
+                self.submit(Regenerate(reply_id, "drop-oldest"))
             case Send(text=text) | Edit(text=text) if not self.prompt.message:
                 self.prompt.message = text
 

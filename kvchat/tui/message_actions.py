@@ -1,0 +1,82 @@
+"""What can be done with one message of the transcript."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvchat.chat.commands import Branch, Continue, Edit, Regenerate, Switch, Truncate
+from kvchat.tui.modals.text_editor import TextEditor
+from kvchat.tui.widgets.transcript import Action
+
+if TYPE_CHECKING:
+    from kvchat.tui.main_screen import MainScreen
+
+_EDIT_NOTES = {
+    "user": "The reply is written anew; this version stays beside it.",
+    "assistant": "Your version stands beside the model's; continue it, or say something.",
+}
+
+
+class MessageActions:
+    """Does what the transcript asks for.
+
+    Args:
+        screen: takes the commands, and shows what there is to show.
+    """
+
+    def __init__(self, screen: MainScreen) -> None:
+        self.screen = screen
+
+    def act(self, node_id: str, action: Action) -> None:
+        """Do something with a message."""
+        screen = self.screen
+        match action:
+            case "copy":
+                screen.app.copy_to_clipboard(screen.transcript.copy_text(node_id))
+                screen.notify("Copied.", timeout=2)
+            case "copy_code":
+                self._copy_code(node_id)
+            case "edit":
+                screen.run_worker(self._edit(node_id), exclusive=True, group="edit")
+            case "regenerate":
+                screen.submit(Regenerate(node_id))
+            case "continue":
+                screen.submit(Continue(node_id))
+            case "branch":
+                screen.submit(Branch(node_id))
+                screen.prompt.focus()
+            case "delete":
+                screen.submit(Truncate(node_id))
+            case "previous_sibling":
+                self._go_to_sibling(node_id, -1)
+            case "next_sibling":
+                self._go_to_sibling(node_id, 1)
+
+    def _copy_code(self, node_id: str) -> None:
+        blocks = self.screen.transcript.code_blocks(node_id)
+        if blocks:
+            self.screen.app.copy_to_clipboard("\n".join(blocks))
+            count = f"{len(blocks)} code blocks" if len(blocks) > 1 else "the code block"
+            self.screen.notify(f"Copied {count}.", timeout=2)
+        else:
+            self.screen.notify("There is no code in this message.", timeout=2)
+
+    async def _edit(self, node_id: str) -> None:
+        session = self.screen.feed.session
+        if session is None:
+            return
+        node = session.conversation.node(node_id)
+        editor = TextEditor(node.content, note=_EDIT_NOTES[node.role])
+        text = await self.screen.app.push_screen_wait(editor)
+        if text is not None and text != node.content:
+            self.screen.submit(Edit(node_id, text))
+
+    def _go_to_sibling(self, node_id: str, step: int) -> None:
+        session = self.screen.feed.session
+        if session is None:
+            return
+        conversation = session.conversation
+        index, count = conversation.siblings(node_id)
+        if 0 <= index + step < count:
+            among = conversation.children[conversation.node(node_id).parent]
+            self.screen.submit(Switch(among[index + step]))
