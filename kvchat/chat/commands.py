@@ -29,6 +29,8 @@ class Load(Command):
     options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of `kvchat.load`."""
     conversation: Conversation | None = None
+    fetch: bool = False
+    """Fetch the model first if it is not on this disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class Send(Command):
 
 @dataclass(frozen=True, slots=True)
 class Regenerate(Command):
-    """Write another reply beside this one, or beside the last."""
+    """Write another reply beside this one, or at the end of the chat."""
 
     reply_id: str | None = None
     overflow: Overflow | None = None
@@ -71,8 +73,24 @@ class Continue(Command):
 
 
 @dataclass(frozen=True, slots=True)
+class Fork(Command):
+    """Go on from the first tokens of a reply on a branch of its own, with another token next."""
+
+    reply_id: str
+    tokens: int
+    token_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Switch(Command):
     """Go to the branch of a message."""
+
+    node_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Branch(Command):
+    """End the active path at a message, so that what is said next begins a branch there."""
 
     node_id: str
 
@@ -82,6 +100,13 @@ class SetSystem(Command):
     """Change the system prompt."""
 
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetThinking(Command):
+    """Switch reasoning on or off where the template allows it; None leaves it to the template."""
+
+    thinking: bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +125,7 @@ class Restore(Command):
 
 @dataclass(frozen=True, slots=True)
 class GetPrice(Command):
-    """Estimate what sending a text would cost."""
+    """Estimate what sending a text would cost, or putting it in a message's place."""
 
     text: str
+    instead_of: str | None = None

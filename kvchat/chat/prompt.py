@@ -89,12 +89,16 @@ class PromptBuilder:
 
         As many of the original's ids as the text still agrees with are kept.
         """
+        assert node.reply is not None and node.parent is not None
         path = self.visible_path_to(node.id)
         segments = self._segments(self._messages(path), continue_final=True)
-        ids = self._encode(path, segments)
-        assert node.parent is not None
-        header = common_prefix(self.for_reply(node.parent), ids)
-        return ids, ids[header:]
+        prompt = self.for_reply(node.parent)
+        # What the user wrote must not merge with the end of the prompt, as line breaks would.
+        self._base.update(
+            [*prompt, *node.reply.token_ids], [range(len(prompt) + len(node.reply.token_ids))]
+        )
+        ids = plan(self._base, segments).ids
+        return ids, ids[common_prefix(prompt, ids) :]
 
     def certain(self, node_id: str) -> list[int]:
         """Return the ids that the prompt after the next user message is certain to begin with."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
 from kvchat.chat.conversation import Conversation, Deleted
@@ -78,7 +79,8 @@ class ChatSession:
             ContextOverflowError: it does not fit; nothing has changed.
             KvchatError: another failure; if nothing was replied yet, nothing has changed.
         """
-        yield from self._answer(self.conversation.add_user(text), overflow)
+        with self._attempt():
+            yield from self._reply(self.conversation.add_user(text), overflow)
 
     def regenerate(
         self, node_id: str | None = None, *, overflow: Overflow | None = None
@@ -89,7 +91,8 @@ class ChatSession:
         """
         node = self.conversation.node(node_id) if node_id else self._end() or self.last_reply()
         user = node if node.role == "user" else self.conversation.node(node.parent or "")
-        yield from self._reply(user, overflow)
+        with self._attempt():
+            yield from self._reply(user, overflow)
 
     def edit(
         self, node_id: str, text: str, *, overflow: Overflow | None = None
@@ -99,7 +102,8 @@ class ChatSession:
         A message of the user's is answered anew. A reply is not: continue it, or say something.
         """
         if self.conversation.node(node_id).role == "user":
-            yield from self._answer(self.conversation.edit_user(node_id, text), overflow)
+            with self._attempt():
+                yield from self._reply(self.conversation.edit_user(node_id, text), overflow)
         else:
             self.conversation.edit_reply(node_id, text)
 
@@ -190,36 +194,41 @@ class ChatSession:
         if progress is not None and progress.done == progress.new:
             self.speed.add(progress.reused, progress.new, (time.perf_counter() - started) * 1e3)
 
-    def price(self, text: str) -> Price:
-        """Estimate what sending `text` would cost."""
-        end = self._end()
-        ids = self.prompts.for_text(end.id if end else None, text)
+    def price(self, text: str, instead_of: str | None = None) -> Price:
+        """Estimate what sending `text` would cost, or putting it in a message's place."""
+        if instead_of is not None:
+            parent = self.conversation.node(instead_of).parent
+        else:
+            end = self._end()
+            parent = end.id if end else None
+        ids = self.prompts.for_text(parent, text)
         reused = self.llm.engine.reusable(ids)
         new = len(ids) - reused
         return Price(reused, new, self.speed.estimate(new, reused))
 
     # How a reply comes about
 
-    def _answer(self, user: Node, overflow: Overflow | None) -> Iterator[ChatEvent]:
-        """Reply to a message that was just added; take it out again if that fails at once."""
-        try:
-            yield from self._reply(user, overflow)
-        except Exception:
-            if user.id not in self.conversation.children:
-                self.conversation.delete(user.id)
-            raise
-
     def _reply(self, user: Node, overflow: Overflow | None) -> Iterator[ChatEvent]:
         started = time.perf_counter()
-        dropped_before = set(self.conversation.dropped)
         ids, dropped = self._make_room(user, overflow or self.overflow)
         node = self.conversation.start_reply(user.id)
+        yield from self._write(node, ids, started, dropped)
+
+    @contextmanager
+    def _attempt(self) -> Iterator[None]:
+        """Undo what a turn did to the tree if it fails before the reply has a token."""
+        chat = self.conversation
+        known, dropped, end = set(chat.nodes), set(chat.dropped), self._end()
         try:
-            yield from self._write(node, ids, started, dropped)
+            yield
         except Exception:
-            if node.reply is not None and not node.reply.token_ids:
-                self.conversation.delete(node.id)
-                self.conversation.dropped = dropped_before
+            added = [node for node in chat if node.id not in known]
+            if not any(node.reply and node.reply.token_ids for node in added):
+                for node in added[:1]:
+                    chat.delete(node.id)
+                chat.dropped = dropped
+                if end is not None:
+                    chat.select(end.id)
             raise
 
     def _write(

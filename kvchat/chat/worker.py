@@ -9,13 +9,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from kvchat.chat.commands import (
+    Branch,
     Command,
     Continue,
     Edit,
+    Fork,
     GetPrice,
     Load,
     Open,
@@ -23,6 +25,7 @@ from kvchat.chat.commands import (
     Restore,
     Send,
     SetSystem,
+    SetThinking,
     Switch,
     Truncate,
 )
@@ -57,7 +60,7 @@ class Worker:
 
     Args:
         on_event: gets every event, on the worker's thread.
-        params: sampling settings; the model's own defaults if not given.
+        sampling: settings by name that replace the model's own defaults.
         overflow: what to do when the context is full.
         system: system prompt of new conversations.
         thinking: switches reasoning on or off where the template allows it.
@@ -67,17 +70,19 @@ class Worker:
         self,
         on_event: Callable[[WorkerEvent], None],
         *,
-        params: SamplingParams | None = None,
+        sampling: Mapping[str, Any] | None = None,
         overflow: Overflow = "ask",
         system: str = "",
         thinking: bool | None = None,
     ) -> None:
         self._tell = on_event
-        self._params = params
+        self._sampling = dict(sampling or {})
+        self._params: SamplingParams | None = None
         self._overflow: Overflow = overflow
         self._system = system
         self._thinking = thinking
         self._session: ChatSession | None = None
+        self._conversation: Conversation | None = None
         self._queue: deque[Command] = deque()
         self._wake = threading.Condition()
         # The following are read and written while holding `_wake`.
@@ -155,7 +160,7 @@ class Worker:
     def step(self) -> None:
         """Let a paused reply go on by one token."""
         with self._wake:
-            self._steps += 1
+            self._steps += self._paused
             self._wake.notify_all()
 
     def resume(self) -> None:
@@ -172,6 +177,7 @@ class Worker:
             self._cancel_engine()
             self._wake.notify_all()
         self._thread.join(timeout)
+        self._tell = _tell_nobody
         return not self._thread.is_alive()
 
     # On the worker's thread
@@ -233,46 +239,75 @@ class Worker:
                 yield from session.edit(node_id, text, overflow=overflow)
             case Continue(reply_id=reply_id):
                 yield from session.continue_reply(reply_id)
+            case Fork(reply_id=reply_id, tokens=tokens, token_id=token_id):
+                yield from session.fork(reply_id, tokens, token_id)
+            case Open(conversation=conversation):
+                self._conversation = conversation
+                self._session = self._new_session(session.llm)
+                yield ModelLoaded(self._session)
+            case GetPrice(text=text, instead_of=node_id):
+                yield Priced(command, session.price(text, node_id))
+            case _:
+                yield from self._change(session, command)
+
+    def _change(self, session: ChatSession, command: Command) -> Iterator[WorkerEvent]:
+        """Carry out what generates nothing."""
+        match command:
             case Switch(node_id=node_id):
                 session.select(node_id)
+            case Branch(node_id=node_id):
+                session.conversation.branch(node_id)
             case SetSystem(text=text):
                 session.set_system(text)
+            case SetThinking(thinking=thinking):
+                self._thinking = thinking
+                session.set_thinking(thinking)
             case Truncate(node_id=node_id):
                 yield BranchDeleted(session.delete(node_id))
             case Restore(deleted=deleted):
                 session.conversation.restore(deleted)
-            case Open(conversation=conversation):
-                self._session = session = self._new_session(session.llm, conversation)
-                yield ModelLoaded(session)
-            case GetPrice(text=text):
-                yield Priced(command, session.price(text))
 
     def _load(self, command: Load) -> ModelLoaded:
         from kvchat.models.load import load  # imports torch, which takes a second
+        from kvchat.models.pull import pull
+
+        conversation = command.conversation or self._conversation
+
+        def give_way() -> None:
+            if self._session is not None:
+                self._params = None  # another model, other defaults
+            self._session = None
+            self._conversation = conversation
 
         def progress(event: LoadProgress | PullProgress) -> None:
+            # Two models may not fit into memory side by side. A wrong name or an unsound file was
+            # found before the first weight is read, and has then cost the user nothing.
+            if isinstance(event, LoadProgress):
+                give_way()
             self._tell(event)
             self._check_stopping()
 
         self._check_stopping()
-        conversation = command.conversation
-        if conversation is None and self._session is not None:
-            conversation = self._session.conversation
-        # Two models may not fit into memory side by side.
-        self._session = None
+        if self._session is None:
+            give_way()
+        if command.fetch:
+            pull(command.model, progress=progress)
         llm = load(command.model, progress=progress, **command.options)
-        self._session = self._new_session(llm, conversation)
+        self._session = self._new_session(llm)
         return ModelLoaded(self._session)
 
-    def _new_session(self, llm: LanguageModel, conversation: Conversation | None) -> ChatSession:
-        return ChatSession(
+    def _new_session(self, llm: LanguageModel) -> ChatSession:
+        self._params = self._params or llm.defaults.updated(**self._sampling)
+        session = ChatSession(
             llm,
             self._system,
-            conversation=conversation,
+            conversation=self._conversation,
             params=self._params,
             overflow=self._overflow,
             thinking=self._thinking,
         )
+        self._conversation = session.conversation  # it outlives a model that fails to load
+        return session
 
     def _settle(self) -> None:
         """Prefill what the next turn is certain to begin with, until there is something to do."""
@@ -294,11 +329,17 @@ class Worker:
             self._cancel_engine()
         if not isinstance(event, TokenGenerated):
             return
+        if self._held:
+            self._tell(Paused())
         with self._wake:
-            if self._paused and not self._steps and not self._stopping:
-                self._tell(Paused())
-                self._wake.wait_for(lambda: not self._paused or self._steps or self._stopping)
+            self._wake.wait_for(lambda: not self._held)
             self._steps = max(0, self._steps - 1)
+
+    @property
+    def _held(self) -> bool:
+        """Whether a reply has to wait after its next token."""
+        with self._wake:
+            return self._paused and not self._steps and not self._stopping
 
     def _status(self, session: ChatSession) -> CacheStatus:
         engine = session.llm.engine
@@ -311,3 +352,7 @@ class Worker:
     def _check_stopping(self) -> None:
         if self._stopping:
             raise Cancelled
+
+
+def _tell_nobody(_event: WorkerEvent) -> None:
+    """Take the events of a thread that did not end in time."""

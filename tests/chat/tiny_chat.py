@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from template_zoo import ZOO, ZooTemplate, byte_tokenizer
 from tiny import tiny_model
-from tiny_tokenizers import byte_level_metadata
 
 from kvchat.chat.nodes import Node
 from kvchat.chat.session import ChatSession
@@ -18,7 +17,6 @@ from kvchat.engine.engine import STASH_BUDGET, Engine
 from kvchat.engine.model import Transformer
 from kvchat.engine.sampling import Draw, Sampler
 from kvchat.engine.types import SamplingParams, TokenGenerated
-from kvchat.models.gguf_tokenizer import from_gguf_metadata
 from kvchat.models.load import LanguageModel
 from kvchat.models.message import Message
 from kvchat.models.tokenizer import Tokenizer
@@ -38,10 +36,22 @@ def tokenizer_of(name: str) -> Tokenizer:
     return byte_tokenizer(ZOO[name])
 
 
+MERGES = "o+w ow+n b+r br+own Ġ+brown T+h Th+e o+x f+ox Ġ+fox a+b ab+c ï+¿ ï¿+½ Ċ+Ċ ĊĊ+Ċ Ġ+Ġ .+Ċ"
+
+
 @lru_cache
 def merging_tokenizer() -> Tokenizer:
-    """A tokenizer in which the same text has many spellings."""
-    return from_gguf_metadata(byte_level_metadata("gpt-2"))
+    """ChatML's tokens, and merges: the same text has many spellings."""
+    from tokenizers import decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer as Backend
+
+    merges = [tuple(merge.split("+")) for merge in MERGES.split()]
+    tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *("".join(pair) for pair in merges)]
+    backend = Backend(models.BPE({token: n for n, token in enumerate(tokens)}, merges))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(list(ZOO["chatml"].control_tokens))
+    return Tokenizer(backend, eos_token_id=backend.token_to_id("<|im_end|>"))
 
 
 class DictatedSampler(Sampler):
@@ -117,10 +127,13 @@ def dictate(session: ChatSession, reply: str | Sequence[int], stop: bool = True)
 
 
 def say(session: ChatSession, text: str, reply: str | Sequence[int] | None = None) -> Node:
-    """Send a message, dictate the reply if it is given, and return the reply."""
+    """Send a message, dictate the whole reply if it is given, and return the reply."""
+    ordinary = session.params
     if reply is not None:
         dictate(session, reply)
+        session.params = ordinary.updated(max_tokens=1000)
     list(session.send(text))
+    session.params = ordinary
     return session.last_reply()
 
 
