@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -19,6 +20,7 @@ from kvchat.settings import Settings, log_file
 from kvchat.tui.bridge import EngineUpdate, EventBridge
 from kvchat.tui.clipboard import fill_clipboard, osc52
 from kvchat.tui.main_screen import MainScreen
+from kvchat.tui.modals.text_editor import TextEditor
 from kvchat.tui.modals.theme_picker import ThemePicker
 from kvchat.tui.native_output import native_output_to
 from kvchat.tui.theming import load_themes
@@ -47,7 +49,8 @@ class KvchatApp(App[None]):
     ]
 
     def __init__(self, settings: Settings, problems: Sequence[str] = ()) -> None:
-        super().__init__()
+        # Without colours nothing but the terminal's own attributes; Textual alone would go grey.
+        super().__init__(ansi_color=True if "NO_COLOR" in os.environ else None)
         self.settings = settings
         self._problems = list(problems)
         self.themes = load_themes()
@@ -55,7 +58,7 @@ class KvchatApp(App[None]):
         name, problem = self.themes.choose(
             settings.theme,
             color_system=self.console.color_system,
-            no_color=self.console.no_color,
+            no_color=self.no_color,
         )
         self.theme = name
         self._problems += [*self.themes.problems, *([problem] if problem else [])]
@@ -87,6 +90,11 @@ class KvchatApp(App[None]):
         """End the engine thread."""
         if self.worker is not None:
             self.worker.shutdown()
+
+    @on(TextEditor.Edited)
+    def _price_edit(self, event: TextEditor.Edited) -> None:
+        # A dialog's messages come here and not to the screen below it.
+        self._main_screen.messages.ask_price(event.editor, event.text)
 
     @on(EngineUpdate)
     def _take_events(self) -> None:

@@ -138,8 +138,10 @@ class EventFeed:
                 screen.command_failed(command, error)
             case ModelLoaded(session=session):
                 self._model_loaded(session)
+            case Priced(command=GetPrice(instead_of=None), price=price):
+                screen.prompt.cost = price_text(price)
             case Priced(price=price):
-                screen.prompt.cost = _price_text(price)
+                screen.messages.show_price(price_text(price))
             case BranchDeleted(deleted=deleted):
                 screen.branch_deleted(deleted)
             case CacheStatus():
@@ -230,7 +232,8 @@ class EventFeed:
         )
 
 
-def _price_text(price: Price) -> str:
+def price_text(price: Price) -> str:
+    """Return a price in a few quiet words."""
     parts = [f"{price.new:,} new tokens"]
     if price.reused:
         parts.append(f"{price.reused:,} reused")

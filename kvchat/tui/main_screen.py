@@ -354,7 +354,8 @@ class MainScreen(Screen[None]):
     def _load(self, choice: ModelChoice) -> None:
         from kvchat.tui.app import load_options
 
-        self.submit(Load(choice.name, load_options(self.app.settings)))
+        options = load_options(self.app.settings)
+        self.submit(Load(choice.name, options, fetch=choice.must_fetch))
 
     @work
     async def _offer_other_models(self, text: str) -> None:

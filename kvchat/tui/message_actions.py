@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvchat.chat.commands import Branch, Continue, Edit, Regenerate, Switch, Truncate
+from kvchat.chat.commands import Branch, Continue, Edit, GetPrice, Regenerate, Switch, Truncate
 from kvchat.tui.modals.text_editor import TextEditor
 from kvchat.tui.widgets.transcript import Action
 
@@ -26,6 +26,8 @@ class MessageActions:
 
     def __init__(self, screen: MainScreen) -> None:
         self.screen = screen
+        self._edited: tuple[TextEditor, str] | None = None
+        """The open editor, and the message it is about."""
 
     def act(self, node_id: str, action: Action) -> None:
         """Do something with a message."""
@@ -52,6 +54,16 @@ class MessageActions:
             case "next_sibling":
                 self._go_to_sibling(node_id, 1)
 
+    def ask_price(self, editor: TextEditor, text: str) -> None:
+        """Find out what an edit would cost, while it is being made."""
+        if self._edited is not None and self._edited[0] is editor and not self.screen.feed.writing:
+            self.screen.submit(GetPrice(text, instead_of=self._edited[1]))
+
+    def show_price(self, price: str) -> None:
+        """Show what the edit would cost."""
+        if self._edited is not None:
+            self._edited[0].price = price
+
     def _copy_code(self, node_id: str) -> None:
         blocks = self.screen.transcript.code_blocks(node_id)
         if blocks:
@@ -67,7 +79,9 @@ class MessageActions:
             return
         node = session.conversation.node(node_id)
         editor = TextEditor(node.content, note=_EDIT_NOTES[node.role])
+        self._edited = (editor, node_id) if node.role == "user" else None
         text = await self.screen.app.push_screen_wait(editor)
+        self._edited = None
         if text is not None and text != node.content:
             self.screen.submit(Edit(node_id, text))
 

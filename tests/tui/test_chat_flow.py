@@ -60,8 +60,8 @@ class Chat:
         assert session is not None
         return [(n.role, n.content) for n in session.conversation.active_path()]
 
-    async def until(self, predicate: Any, timeout: float = 10) -> None:
-        await wait_until(self.pilot, predicate, timeout)
+    async def until(self, predicate: Any) -> None:
+        await wait_until(self.pilot, predicate)
 
     async def idle(self) -> None:
         worker = self.app.worker
