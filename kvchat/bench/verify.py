@@ -188,14 +188,14 @@ def script(chat: ChatSession) -> Iterator[Step]:
     second = chat.last_reply()
     words = second.content[len(second.content) // 2 :][:4]
     stop = (words,) if words else ()
-    yield Step("regenerated, ended by a stop string", chat.regenerate(), {"stop": stop})
+    yield Step("ended by a stop string", chat.regenerate(), {"stop": stop})
     yield Step("after the stop string", chat.send("Name two birds."), cancel_after=4)
-    yield Step("stopped by the user, continued", chat.continue_reply())
+    yield Step("stopped, continued", chat.continue_reply())
     chat.select(second.id)
-    yield Step("back on the first branch", chat.send("Why?"), {"max_tokens": 3})
-    yield Step("cut at a limit, continued", chat.continue_reply())
-    yield Step("stopped before its first token", chat.send("Are you sure?"), cancel_after=0)
-    yield Step("regenerated with a seed", chat.regenerate(), {"temperature": 0.8, "seed": 7})
+    yield Step("back on a branch", chat.send("Why?"), {"max_tokens": 3})
+    yield Step("cut short, continued", chat.continue_reply())
+    yield Step("stopped at its beginning", chat.send("Are you sure?"), cancel_after=0)
+    yield Step("regenerated, seeded", chat.regenerate(), {"temperature": 0.8, "seed": 7})
     yield Step("message edited", chat.edit(second.parent or "", "And in deserts?"))
     text = first.content
     for _ in chat.edit(first.id, text[: len(text) // 2] + " small crabs"):

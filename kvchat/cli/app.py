@@ -13,12 +13,14 @@ from kvchat import __version__
 from kvchat.cli import BAD_USAGE, DONE, INTERRUPTED
 from kvchat.cli.ask import ask
 from kvchat.cli.bench import bench
+from kvchat.cli.chat import chat
 from kvchat.cli.doctor import doctor
 from kvchat.cli.models import models
 from kvchat.cli.output import note
 from kvchat.cli.pull import pull
+from kvchat.cli.verify import verify
 
-COMMANDS = (ask, models, pull, bench, doctor)
+COMMANDS = (chat, ask, models, pull, bench, verify, doctor)
 
 DEFAULT_COMMAND = "chat"
 """What runs when no command is named."""
