@@ -71,6 +71,17 @@ class Settings:
         sampling = {name: given.pop(name) for name in SAMPLING_RULES if name in given}
         return replace(cls(), **given, sampling=sampling, keys=keys), problems
 
+    def load_arguments(self) -> dict[str, Any]:
+        """Return how to load the model, as keyword arguments of `kvchat.load`."""
+        return {
+            "device": self.device,
+            "dtype": self.dtype,
+            "quant": self.quant,
+            "ctx": self.ctx,
+            "threads": self.threads,
+            "stash_bytes": self.stash_mb * 2**20,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class _Rule:

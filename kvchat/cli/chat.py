@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -10,16 +11,16 @@ import typer
 from kvchat.chat.lines import Keyboard, Lines, Pipe
 from kvchat.chat.plain import PlainChat
 from kvchat.cli import FAILED
-from kvchat.cli.loading import load_arguments, make_available
+from kvchat.cli.loading import make_available
 from kvchat.cli.logs import log_to_file
-from kvchat.cli.options import CHAT, MODEL, SAMPLING, takes_settings
+from kvchat.cli.options import CHAT, MODEL, SAMPLING, SCREEN, takes_settings
 from kvchat.cli.output import Output, is_terminal, note
 from kvchat.engine.errors import KvchatError
 from kvchat.engine.types import SamplingParams
 from kvchat.settings import Settings
 
 
-@takes_settings(MODEL, CHAT, SAMPLING)
+@takes_settings(MODEL, CHAT, SCREEN, SAMPLING)
 def chat(
     settings: Settings,
     plain: Annotated[
@@ -28,8 +29,31 @@ def chat(
 ) -> None:
     """Chat with a model."""
     SamplingParams().updated(**settings.sampling)  # refuses bad values before anything is loaded
-    make_available(settings.model)
-    line_by_line(settings)
+    if not plain and _has_screen():
+        on_screen(settings)
+    else:
+        line_by_line(settings)
+
+
+def _has_screen() -> bool:
+    """Whether the terminal can show more than lines, and is one."""
+    return (
+        is_terminal(sys.stdin)
+        and is_terminal(sys.stdout)
+        and os.environ.get("TERM", "") not in ("", "dumb")
+    )
+
+
+def on_screen(settings: Settings) -> None:
+    """Chat on the screen; the model is loaded, and fetched if need be, behind it."""
+    log_to_file()
+    from kvchat.tui.app import run
+
+    # What was told on stderr is out of sight behind the screen, so it is told there again.
+    _, problems = Settings.load()
+    status = run(settings, problems)
+    if status:
+        raise typer.Exit(status)
 
 
 def line_by_line(settings: Settings) -> None:
@@ -39,6 +63,7 @@ def line_by_line(settings: Settings) -> None:
         KvchatError: the model cannot be loaded, or there is nowhere to read from or write to.
     """
     log_to_file()
+    make_available(settings.model)
     output = Output()
     lines = _lines(output)
     plain = PlainChat(
@@ -51,7 +76,7 @@ def line_by_line(settings: Settings) -> None:
         sampling=settings.sampling,
     )
     try:
-        plain.load(settings.model, load_arguments(settings))
+        plain.load(settings.model, settings.load_arguments())
         plain.run()
     finally:
         plain.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvchat.cli.interrupts import Interrupts
 from kvchat.cli.output import note
@@ -37,21 +37,9 @@ def load_model(settings: Settings, interrupts: Interrupts) -> LanguageModel:
             bar.update(f"loading {settings.model}", progress.done, progress.total)
 
         interrupts.check()
-        llm = load(settings.model, progress=report, **load_arguments(settings))
+        llm = load(settings.model, progress=report, **settings.load_arguments())
         interrupts.check()
         return llm
-
-
-def load_arguments(settings: Settings) -> dict[str, Any]:
-    """Return how to load the model, as keyword arguments of `kvchat.load`."""
-    return {
-        "device": settings.device,
-        "dtype": settings.dtype,
-        "quant": settings.quant,
-        "ctx": settings.ctx,
-        "threads": settings.threads,
-        "stash_bytes": settings.stash_mb * 2**20,
-    }
 
 
 def make_available(name: str) -> None:

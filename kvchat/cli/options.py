@@ -42,7 +42,13 @@ MODEL: Flags = {
     "threads": _flag(int, "Model", "Compute threads.", metavar="N"),
 }
 
-CHAT: Flags = {"system": _flag(str, "Model", "System prompt.", metavar="TEXT")}
+CHAT: Flags = {
+    "system": _flag(str, "Model", "System prompt.", metavar="TEXT"),
+}
+
+SCREEN: Flags = {
+    "theme": _flag(str, "Screen", "Colour theme.", metavar="NAME"),
+}
 
 SAMPLING: Flags = {
     "temperature": _flag(

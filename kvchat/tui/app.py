@@ -84,7 +84,7 @@ class KvchatApp(App[None]):
             overflow=settings.overflow,
             system=settings.system or "",
         )
-        self.worker.submit(Load(settings.model, load_options(settings)))
+        self.worker.submit(Load(settings.model, settings.load_arguments()))
 
     def on_unmount(self) -> None:
         """End the engine thread."""
@@ -142,6 +142,12 @@ def _runner(screen: Screen[Any], action: str) -> Callable[[], Any]:
     return run
 
 
+def run() -> None:
+        await screen.run_action(action)
+
+    return run
+
+
 def load_options(settings: Settings) -> dict[str, Any]:
     """Return the settings that `kvchat.load` takes."""
     return {
@@ -156,10 +162,7 @@ def load_options(settings: Settings) -> dict[str, Any]:
 
 def run(settings: Settings, problems: Sequence[str] = ()) -> int:
     """Run the screen program until the user leaves it; return the exit status."""
-    path = log_file()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    logging.basicConfig(filename=path, level=logging.WARNING, format="%(asctime)s %(message)s")
-    with native_output_to(path):
+    with native_output_to(log_file()):
         app = KvchatApp(settings, problems)
         app.run()
     if app.fault:

@@ -352,9 +352,7 @@ class MainScreen(Screen[None]):
         return self.feed.session.llm.name if self.feed.session else None
 
     def _load(self, choice: ModelChoice) -> None:
-        from kvchat.tui.app import load_options
-
-        options = load_options(self.app.settings)
+        options = self.app.settings.load_arguments()
         self.submit(Load(choice.name, options, fetch=choice.must_fetch))
 
     @work

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 
 @contextmanager
@@ -19,7 +20,7 @@ def native_output_to(log: Path) -> Iterator[None]:
     saved = os.dup(1)
     original = sys.__stderr__
     with (
-        log.open("ab", buffering=0) as file,
+        _opened(log) as file,
         os.fdopen(os.dup(terminal), "w", encoding="utf-8", errors="replace") as screen,
     ):
         os.dup2(file.fileno(), 1)
@@ -33,3 +34,10 @@ def native_output_to(log: Path) -> Iterator[None]:
             os.dup2(terminal, 2)
             os.close(saved)
             os.close(terminal)
+
+
+def _opened(log: Path) -> BinaryIO:
+    try:
+        return log.open("ab", buffering=0)
+    except OSError:
+        return open(os.devnull, "ab", buffering=0)
