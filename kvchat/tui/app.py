@@ -142,24 +142,6 @@ def _runner(screen: Screen[Any], action: str) -> Callable[[], Any]:
     return run
 
 
-def run() -> None:
-        await screen.run_action(action)
-
-    return run
-
-
-def load_options(settings: Settings) -> dict[str, Any]:
-    """Return the settings that `kvchat.load` takes."""
-    return {
-        "device": settings.device,
-        "dtype": settings.dtype,
-        "quant": settings.quant,
-        "ctx": settings.ctx,
-        "threads": settings.threads,
-        "stash_bytes": settings.stash_mb * 2**20,
-    }
-
-
 def run(settings: Settings, problems: Sequence[str] = ()) -> int:
     """Run the screen program until the user leaves it; return the exit status."""
     with native_output_to(log_file()):
