@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -14,26 +14,20 @@ from typing import BinaryIO
 def native_output_to(log: Path) -> Iterator[None]:
     """Send file descriptors 1 and 2 to the log; the screen program keeps the terminal.
 
-    Textual draws on `sys.__stderr__`, which gets a descriptor of its own meanwhile.
+    Textual draws on `sys.__stderr__` and measures `sys.__stdout__`, which get descriptors of
+    their own meanwhile.
     """
-    terminal = os.dup(2)
-    saved = os.dup(1)
-    original = sys.__stderr__
-    with (
-        _opened(log) as file,
-        os.fdopen(os.dup(terminal), "w", encoding="utf-8", errors="replace") as screen,
-    ):
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-        sys.__stderr__ = screen  # type: ignore[misc]
-        try:
-            yield
-        finally:
-            sys.__stderr__ = original  # type: ignore[misc]
-            os.dup2(saved, 1)
-            os.dup2(terminal, 2)
-            os.close(saved)
-            os.close(terminal)
+    with ExitStack() as undo:
+        file = undo.enter_context(_opened(log))
+        for number, name in ((1, "__stdout__"), (2, "__stderr__")):
+            terminal = os.dup(number)
+            undo.callback(os.close, terminal)
+            undo.callback(os.dup2, terminal, number)
+            undo.callback(setattr, sys, name, getattr(sys, name))
+            stream = os.fdopen(os.dup(terminal), "w", encoding="utf-8", errors="replace")
+            setattr(sys, name, undo.enter_context(stream))
+            os.dup2(file.fileno(), number)
+        yield
 
 
 def _opened(log: Path) -> BinaryIO:
