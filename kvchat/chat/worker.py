@@ -134,9 +134,10 @@ class Worker:
 
     @params.setter
     def params(self, params: SamplingParams) -> None:
-        self._params = params
-        if self._session is not None:
-            self._session.params = params
+        with self._wake:
+            self._params = params
+            if self._session is not None:
+                self._session.params = params
 
     @property
     def busy(self) -> bool:
@@ -243,8 +244,7 @@ class Worker:
                 yield from session.fork(reply_id, tokens, token_id)
             case Open(conversation=conversation):
                 self._conversation = conversation
-                self._session = self._new_session(session.llm)
-                yield ModelLoaded(self._session)
+                yield ModelLoaded(self._begin_session(session.llm))
             case GetPrice(text=text, instead_of=node_id):
                 yield Priced(command, session.price(text, node_id))
             case _:
@@ -293,20 +293,22 @@ class Worker:
         if command.fetch:
             pull(command.model, progress=progress)
         llm = load(command.model, progress=progress, **command.options)
-        self._session = self._new_session(llm)
-        return ModelLoaded(self._session)
+        give_way()
+        return ModelLoaded(self._begin_session(llm))
 
-    def _new_session(self, llm: LanguageModel) -> ChatSession:
-        self._params = self._params or llm.defaults.updated(**self._sampling)
+    def _begin_session(self, llm: LanguageModel) -> ChatSession:
         session = ChatSession(
             llm,
             self._system,
             conversation=self._conversation,
-            params=self._params,
             overflow=self._overflow,
             thinking=self._thinking,
         )
         self._conversation = session.conversation  # it outlives a model that fails to load
+        defaults = llm.defaults.updated(**self._sampling)
+        with self._wake:
+            session.params = self._params = self._params or defaults
+            self._session = session
         return session
 
     def _settle(self) -> None:

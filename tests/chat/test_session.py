@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Iterator
 
 import pytest
-from chat.tiny_chat import (
+from template_zoo import ZOO
+from tiny_chat import (
     CHUNK,
     GREEDY,
     DictatedSampler,
@@ -19,7 +20,6 @@ from chat.tiny_chat import (
     tiny_llm,
     tiny_session,
 )
-from template_zoo import ZOO
 
 from kvchat.chat.events import ReplyStarted, TextAdded, TurnFinished
 from kvchat.chat.session import ChatSession

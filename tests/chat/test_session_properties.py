@@ -6,7 +6,10 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from chat.tiny_chat import (
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from template_zoo import ZOO
+from tiny_chat import (
     GREEDY,
     cold_reply,
     held_exactly,
@@ -15,9 +18,6 @@ from chat.tiny_chat import (
     spelled,
     tiny_llm,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from template_zoo import ZOO
 
 from kvchat.chat.conversation import Deleted
 from kvchat.chat.nodes import Node

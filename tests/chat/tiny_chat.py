@@ -42,8 +42,8 @@ MERGES = "o+w ow+n b+r br+own Ġ+brown T+h Th+e o+x f+ox Ġ+fox a+b ab+c ï+¿ �
 @lru_cache
 def merging_tokenizer() -> Tokenizer:
     """ChatML's tokens, and merges: the same text has many spellings."""
-    from tokenizers import decoders, models, pre_tokenizers
     from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, models, pre_tokenizers
 
     merges = [tuple(merge.split("+")) for merge in MERGES.split()]
     tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *("".join(pair) for pair in merges)]
