@@ -74,6 +74,20 @@ async def test_a_message_has_header_thinking_body_and_ledger() -> None:
         assert "   Some **bold** text" in rows(app.transcript)
 
 
+async def test_messages_may_come_before_the_screen_does() -> None:
+    class Early(Host):
+        def compose(self) -> ComposeResult:
+            transcript = Transcript()
+            transcript.show([MessageView("u", "user", "hi")])
+            transcript.begin_reply(MessageView("a", "assistant", ""))
+            transcript.add("early")
+            yield transcript
+
+    app = Early()
+    async with app.run_test(size=(60, 20)) as pilot:
+        await wait_until(pilot, lambda: "   early" in rows(app.transcript))
+
+
 async def test_only_what_is_in_view_is_laid_out() -> None:
     app = Host()
     async with app.run_test(size=(80, 24)):
@@ -304,6 +318,24 @@ async def test_selected_text_has_no_line_feeds_of_wrapping() -> None:
 
         await drag(pilot, (0, first), (20, last + 3))
         assert app.screen.get_selected_text() == f"{text}\n\nlast"
+
+
+async def test_a_selection_lasts_while_later_messages_change() -> None:
+    app = Host()
+    async with app.run_test(size=(60, 20)) as pilot:
+        transcript = app.transcript
+        first = MessageView("a", "user", "one two")
+        transcript.show([first])
+        y = next(y for y, row in enumerate(rows(transcript)) if "one" in row)
+        await drag(pilot, (3, y), (5, y))
+        transcript.show([first, MessageView("b", "user", "more")])
+        transcript.begin_reply(MessageView("c", "assistant", ""))
+        transcript.add("text")
+        transcript.end_reply(MessageView("c", "assistant", "text"))
+        transcript.status("paused")
+        assert app.screen.get_selected_text() == "one"
+        transcript.show([MessageView("a", "user", "other")])
+        assert app.screen.get_selected_text() is None
 
 
 async def test_selecting_follows_the_text_to_another_width() -> None:

@@ -97,7 +97,7 @@ class BlockView(ScrollView, can_focus=True):
         & > .row--code-name { color: $text-accent; }
         & > .row--code-builtin { color: $text-secondary; }
         & > .row--code-deleted { color: $text-error; }
-        & > .row--dropped { color: $text-disabled; text-style: dim; }
+        & > .row--dropped { color: $text-disabled; }
         & > .row--greeting { color: $text-primary; text-style: bold; }
         & > .row--key { color: $text-accent; text-style: bold; }
         & > .row--status { color: $text-muted; }
@@ -136,8 +136,11 @@ class BlockView(ScrollView, can_focus=True):
             first: The first block whose lines may become others.
         """
         held = self._held()
+        kept = set(self._blocks[:first])
         yield
         self._deselect(first)
+        for key in [key for key in self._strips.keys() if key[0] not in kept]:  # noqa: SIM118
+            self._strips.discard(key)
         self._show_blocks(held)
 
     def grow(self, block: Block, first: int) -> None:
@@ -151,16 +154,23 @@ class BlockView(ScrollView, can_focus=True):
             self._strips.discard((block, row, False))
             self._strips.discard((block, row, True))
         self._starts[index + 1 :] = [later + growth for later in self._starts[index + 1 :]]
-        if growth and self._follow:
+        if not growth:
+            self.refresh_lines(start + first, end - start - first)
+        elif self._follow:
             self._scroll(self._starts[-1])
         else:
             self._set_height(self._starts[-1])
-            self.refresh_lines(start + first, self.size.height if growth else end - start - first)
+            self.refresh_lines(start + first, self.size.height)
 
     def follow(self) -> None:
         """Go to the end and stay there."""
         self._follow = True
         self._settle(None)
+
+    @property
+    def is_following(self) -> bool:
+        """Whether the view stays at the end when text is added."""
+        return self._follow
 
     def reveal(self, block: Block) -> None:
         """Scroll to the start of a block, unless all of it is in view."""
@@ -191,7 +201,6 @@ class BlockView(ScrollView, can_focus=True):
 
     def _show_blocks(self, held: tuple[Block, Place] | None) -> None:
         self._blocks = self.blocks()
-        self._strips.clear()
         self._settle(held)
 
     def _settle(self, held: tuple[Block, Place] | None) -> None:
@@ -274,7 +283,9 @@ class BlockView(ScrollView, can_focus=True):
 
     def on_resize(self) -> None:
         """Wrap for the new width, what was at the top still there."""
-        self._show_blocks(self._held())
+        held = self._held()
+        self._strips.clear()
+        self._show_blocks(held)
 
     def scroll_to(self, x: float | None = None, y: float | None = None, **options: Any) -> None:
         """Scroll at once: heights that are still estimates leave nothing to animate towards."""

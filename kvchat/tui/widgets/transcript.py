@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import ClassVar, Literal, cast
 
 from textual import events
@@ -111,7 +112,8 @@ class Transcript(BlockView):
         among them.
         """
         known = {block.node_id: block for block in self._messages}
-        with self.changing():
+        same = (not a.live and a.view == b for a, b in zip(self._messages, messages, strict=False))
+        with self.changing(sum(takewhile(bool, same))):
             self._messages = []
             for view in messages:
                 block = known.get(view.node_id) or MessageBlock(view)
