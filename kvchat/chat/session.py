@@ -333,7 +333,7 @@ class ChatSession:
                 limit=limit,
             )
         if overflow != "drop-oldest":
-            self._check_room(len(ids) + room - 1)
+            self._check_room(len(ids) + room - 1, can_drop=True)
         # More is freed than this turn needs: every dropping costs a new prefill of what remains.
         target, dropped = limit - max(room, limit // 4), 0
         while len(ids) > target and len(path := self.prompts.visible_path_to(user.id)) > 1:
@@ -342,7 +342,7 @@ class ChatSession:
             dropped += 1
         return ids, dropped
 
-    def _check_room(self, needed: int) -> None:
+    def _check_room(self, needed: int, *, can_drop: bool = False) -> None:
         limit = self.llm.engine.max_seq_len
         if needed + 1 > limit:
             raise ContextOverflowError(
@@ -350,7 +350,7 @@ class ChatSession:
                 "drop the oldest turns, start a new chat, or raise --ctx if the model allows it.",
                 needed=needed + 1,
                 limit=limit,
-                can_drop=True,
+                can_drop=can_drop,
             )
 
     def _end(self) -> Node | None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from template_zoo import ZOO
 
 from kvchat.models.template import ChatTemplate, Message
-from kvchat.models.thinking import THINK, split_thinking, tags_in
+from kvchat.models.thinking import THINK, ThinkingSplitter, ThinkingTags, split_thinking, tags_in
 
 
 @pytest.mark.parametrize(
@@ -62,3 +64,50 @@ def test_whether_the_prompt_opens_thinking() -> None:
     switch = "{% if add_generation_prompt %}A:{% if enable_thinking %}<think>{% endif %}{% endif %}"
     assert ChatTemplate(switch).opens_thinking(enable_thinking=True)
     assert not ChatTemplate(switch).opens_thinking(enable_thinking=False)
+
+
+PIECES = (
+    "<think>",
+    "</think>",
+    "<",
+    "</",
+    "</thin",
+    "think>",
+    "\n",
+    "\n\n",
+    " ",
+    "a",
+    "hm",
+    "<think",
+)
+
+
+@given(
+    pieces=st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=10),
+    opened=st.booleans(),
+    tags=st.sampled_from([THINK, ThinkingTags("<", "a"), ThinkingTags("<think", "\nhm")]),
+)
+def test_pieces_are_split_as_the_whole_is(
+    pieces: list[str], opened: bool, tags: ThinkingTags
+) -> None:
+    splitter = ThinkingSplitter(tags, opened=opened)
+    parts = [*map(splitter.push, pieces), splitter.flush()]
+    thinking, answer = split_thinking("".join(pieces), opened=opened, tags=tags)
+    assert "".join(thought for thought, _ in parts) == (thinking or "")
+    assert "".join(said for _, said in parts) == answer
+
+
+def test_nothing_is_held_back_longer_than_needed() -> None:
+    splitter = ThinkingSplitter(THINK)
+    assert splitter.push("Use ") == ("", "Use ")
+    assert splitter.push("<think>") == ("", "<think>")
+    splitter = ThinkingSplitter(THINK)
+    assert splitter.push("<thi") == ("", "")
+    assert splitter.thinking is None
+    assert splitter.push("nk>\nso</") == ("so", "")
+    assert splitter.thinking is True
+    assert splitter.push("b>\n") == ("</b>", "")
+    assert splitter.push("</think>\n") == ("", "")
+    assert splitter.thinking is False
+    assert splitter.push("\nFour.\n") == ("", "Four.\n")
+    assert splitter.flush() == ("", "")
