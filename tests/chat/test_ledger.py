@@ -53,10 +53,16 @@ def test_prefill_time_is_predicted_from_what_was_measured(samples, a: float, b: 
 
     for start, tokens in samples:
         speed.add(start, tokens, ms(start, tokens))
-    lengths = {2 * start + tokens for start, tokens in samples}
-    for start, tokens in samples if len(lengths) > 1 else ():
-        assert speed.estimate(tokens, start) == pytest.approx(ms(start, tokens), rel=0.05, abs=1)
+    start, tokens = max(samples, key=lambda sample: ms(*sample))
+    assert speed.estimate(tokens, start) == pytest.approx(ms(start, tokens), rel=0.05)
     assert speed.estimate(100) >= 0
+
+
+def test_a_cold_prefill_is_predicted_from_short_turns_at_two_lengths() -> None:
+    speed = PrefillSpeed()
+    for start, tokens in ((100, 50), (2000, 50), (900, 40)):
+        speed.add(start, tokens, 2.0 * tokens + 0.001 * tokens * (start + tokens / 2))
+    assert speed.estimate(3000) == pytest.approx(2.0 * 3000 + 0.001 * 3000**2 / 2)
 
 
 def test_nothing_is_predicted_before_anything_was_measured() -> None:
