@@ -50,6 +50,8 @@ def unspell(spelled: str) -> int:
 
 def clean(text: str) -> str:
     """Return `text` without surrogates, so that it cannot pass for a spelled control token."""
+    if text.isascii():
+        return text
     try:
         text.encode()
     except UnicodeEncodeError:

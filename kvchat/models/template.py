@@ -214,7 +214,7 @@ class ChatTemplate:
             now=now,
             enable_thinking=enable_thinking,
             continue_final=continue_final,
-            literal=lambda content: replace_all(content, table),
+            literal=(lambda content: replace_all(content, table)) if table else None,
         )
         segments = [
             piece if isinstance(piece, int) else replace_all(piece, original)

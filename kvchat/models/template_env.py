@@ -22,7 +22,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
+from jinja2.utils import Namespace, pass_context
 from jinja2.visitor import NodeTransformer
 
 MAX_SECONDS = 5.0
@@ -100,23 +100,33 @@ class _Bounded(NodeTransformer):
 
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
-        node.body.insert(0, nodes.ExprStmt(_call("check_time")))
+        node.body.insert(0, nodes.ExprStmt(_time_is_left()))
         if node.test is not None:
-            node.test = nodes.And(_call("check_time"), node.test)
+            node.test = nodes.And(_time_is_left(), node.test)
         return node
 
     def visit_Macro(self, node: nodes.Macro) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
-        node.body.insert(0, nodes.ExprStmt(_call("check_time")))
+        node.body.insert(0, nodes.ExprStmt(_time_is_left()))
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
-        return _call("join_text", *node.nodes)
+        method = nodes.EnvironmentAttribute("join_text")
+        return nodes.Call(method, node.nodes, [], None, None)
 
 
-def _call(method: str, *args: nodes.Expr) -> nodes.Call:
-    return nodes.Call(nodes.EnvironmentAttribute(method), list(args), [], None, None)
+def _time_is_left() -> nodes.Test:
+    """A look at the clock; a test is called at once where a function goes through the sandbox."""
+    return nodes.Test(nodes.Const(True), "in_time", [], [], None, None)
+
+
+@pass_context
+def _check_time(_context: Context, _: bool) -> bool:
+    """Return true while there is time left."""
+    if time.thread_time() > _deadline.get():
+        raise SecurityError(f"it runs for more than {MAX_SECONDS:g} seconds")
+    return True
 
 
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
@@ -129,6 +139,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
         )
         self.filters["tojson"] = _to_json
+        self.tests["in_time"] = _check_time
         self.globals.update(raise_exception=_raise_exception, dict=_dict, namespace=_PlainNamespace)
         del self.globals["lipsum"]
 
@@ -159,12 +170,6 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         finally:
             _deadline.reset(token)
         return "".join(pieces)
-
-    def check_time(self) -> bool:
-        """Return true while there is time left."""
-        if time.thread_time() > _deadline.get():
-            raise SecurityError(f"it runs for more than {MAX_SECONDS:g} seconds")
-        return True
 
     def join_text(self, *values: object) -> str:
         """Return the values as one text: the operator `~`."""
