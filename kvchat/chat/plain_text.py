@@ -10,6 +10,7 @@ _BIDI = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
 _SAFE: dict[int, str] = {
     **{code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in _KEPT},
     **{code: "\N{REPLACEMENT CHARACTER}" for code in (*range(0x80, 0xA0), *_BIDI)},
+    **{code: "\N{REPLACEMENT CHARACTER}" for code in range(0xD800, 0xE000)},
     0x7F: "\N{SYMBOL FOR DELETE}",
     ord(_DROPPED): "",
 }
@@ -18,8 +19,8 @@ _SAFE: dict[int, str] = {
 def printable(text: str) -> str:
     """Return `text` without anything a terminal takes for a command.
 
-    Control codes become visible characters, line feeds and tabs stay, carriage returns go. It
-    works character by character, so streamed pieces may be passed one by one.
+    Control codes become visible characters, line feeds and tabs stay, carriage returns go. Lone
+    surrogates, which no terminal can be sent, become U+FFFD. It works character by character, so streamed pieces may be passed one by one.
     """
     return text.translate(_SAFE)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from textual import getters, on, work
+from textual import events, getters, on, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
@@ -58,6 +58,15 @@ from kvchat.tui.widgets.transcript import Transcript
 
 if TYPE_CHECKING:
     from kvchat.tui.app import KvchatApp
+
+HINTS = (
+    ("Enter", "sends what you write"),
+    ("Esc", "stops the reply"),
+    ("F2", "goes to the sliders"),
+    ("Ctrl+P", "finds every command"),
+    ("F1", "shows all keys"),
+)
+"""Shown while there is no message."""
 
 TOO_SMALL = "kvchat needs a terminal of at least 60 × 20 cells. Make this one larger."
 
@@ -109,7 +118,7 @@ class MainScreen(Screen[None]):
         yield ChatHeader()
         with Horizontal(id="main"):
             with Vertical(id="chat"):
-                yield Transcript()
+                yield Transcript(HINTS)
                 yield QueuedMessages()
                 yield PromptArea()
             yield Sidebar(glyphs=UNICODE if self._speaks_unicode else ASCII)
@@ -163,6 +172,14 @@ class MainScreen(Screen[None]):
         self.transcript.follow()
         self.submit(Send(event.text))
         self._offer_other_models(event.text)
+
+    def on_key(self, event: events.Key) -> None:
+        """Letters that nobody wanted belong into the prompt."""
+        unbound = event.is_printable and event.key not in self.active_bindings
+        if unbound and event.character and self.focused is not self.prompt:
+            event.stop()
+            self.prompt.focus()
+            self.prompt.insert(event.character)
 
     @on(MessageArea.Edited)
     def _ask_price(self, event: MessageArea.Edited) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from helpers import wait_until
+from textual import events
 from textual.pilot import Pilot
 from tiny_chat import DictatedSampler, tiny_llm
 
@@ -100,6 +101,48 @@ async def test_a_message_is_answered_and_stands_in_the_transcript(llm):
         node = c.screen.feed.session.conversation.active_path()[-1]
         assert c.screen.transcript.copy_text(node.id) == "Hello there."
         assert c.screen.feed.turns[node.id].decoded == len("Hello there.")
+
+
+async def test_enter_does_not_overtake_letters_of_the_same_burst(llm):
+    dictate(llm, "Hello there.")
+    async with chat() as c:
+        c.screen.prompt.focus()
+        for key in ("H", "i", "enter"):  # posted at once, as a slow line delivers them
+            c.app.post_message(events.Key(key, key if len(key) == 1 else "\r"))
+        await c.until(lambda: len(c.said) == 2)
+        await c.idle()
+        assert c.said[0] == ("user", "Hi")
+
+
+async def test_typing_goes_to_the_prompt_from_the_transcript(llm):
+    dictate(llm, "Hello there.")
+    async with chat() as c:
+        await c.say("Hi")
+        c.screen.transcript.focus()
+        await c.pilot.press("W", "h", "o")
+        assert c.screen.prompt.message == "Who"
+
+
+async def test_a_branch_from_an_earlier_reply(llm):
+    dictate(llm, "One.", "Two.", "Three.")
+    async with chat() as c:
+        await c.say("a")
+        first = c.screen.feed.session.last_reply()
+        await c.say("b")
+        c.screen.transcript.focus()
+        c.screen.transcript.selected_id = first.id
+        await c.pilot.press("b")
+        await c.until(lambda: len(c.said) == 2)
+        await c.say("c")
+        assert c.said == [
+            ("user", "a"),
+            ("assistant", "One."),
+            ("user", "c"),
+            ("assistant", "Three."),
+        ]
+        assert c.screen.feed.session.conversation.siblings(
+            c.screen.feed.session.conversation.active_path()[2].id
+        ) == (1, 2)
 
 
 async def test_a_second_turn_reuses_the_first(llm):

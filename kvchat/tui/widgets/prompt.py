@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from textual import events
 from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.message import Message
@@ -21,7 +22,7 @@ class PromptArea(MessageArea):
 
     BINDING_GROUP_TITLE = "Prompt"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "submit", "Send", id="prompt.send", priority=True),
+        Binding("enter", "submit", "Send", id="prompt.send"),
         Binding("ctrl+j,shift+enter", "add_line", "New line", id="prompt.new-line", show=False),
         Binding("up", "cursor_up", "Message sent before", show=False),
         Binding("down", "cursor_down", "Message sent after", show=False),
@@ -93,6 +94,21 @@ class PromptArea(MessageArea):
     def watch_cost(self, cost: str) -> None:
         """Show the cost at the lower right."""
         self.border_subtitle = Content(cost)
+
+    async def _on_key(self, event: events.Key) -> None:
+        """Send on the key that is bound to it, which a text area would take for a line feed.
+
+        Not by a priority binding: that overtakes letters which came just before it, in one burst
+        over a slow line, and still wait in this widget's queue.
+        """
+        if not event.is_printable:
+            bound = self.screen.active_bindings.get(event.key)
+            if bound is not None and bound.node is self and bound.binding.action == "submit":
+                event.prevent_default()
+                event.stop()
+                self.action_submit()
+                return
+        await super()._on_key(event)
 
     def action_submit(self) -> None:
         """Send the message, unless it is blank."""
