@@ -19,10 +19,10 @@ from kvchat.chat.commands import (
     Truncate,
 )
 from kvchat.chat.ledger import Turn
-from kvchat.chat.markdown import to_markdown
 from kvchat.chat.nodes import Node
 from kvchat.chat.plain_text import one_line
 from kvchat.chat.slash import SlashCommand, first_word
+from kvchat.chat.transfer.markdown import to_markdown
 from kvchat.engine.errors import KvchatError
 
 if TYPE_CHECKING:

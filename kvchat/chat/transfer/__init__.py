@@ -1,0 +1,125 @@
+"""Conversations to files and from files.
+
+What a format is, is told in its module; `docs/chat-format.md` describes our own. A file's format is
+recognised by its contents, record by record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from kvchat.chat.conversation import Conversation
+from kvchat.chat.transfer import chatgpt, html, kvchat_json, open_webui
+from kvchat.chat.transfer.html import Pieces
+from kvchat.chat.transfer.markdown import to_markdown
+from kvchat.chat.transfer.messages import OPENAI, SHAREGPT
+from kvchat.chat.transfer.records import BadRecord, RecordError, read_records
+from kvchat.engine.errors import KvchatError
+
+__all__ = ["WRITERS", "BadRecord", "Pieces", "Writer", "format_of", "read", "write"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    recognises: Callable[[dict[str, Any]], bool]
+    read: Callable[[dict[str, Any]], Conversation]
+
+
+_READERS = (
+    _Reader(kvchat_json.recognises, kvchat_json.read),
+    _Reader(chatgpt.recognises, chatgpt.read),
+    _Reader(open_webui.recognises, open_webui.read),
+    _Reader(SHAREGPT.recognises, SHAREGPT.read),
+    _Reader(OPENAI.recognises, OPENAI.read),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """How conversations become a file of some format."""
+
+    one: Callable[[Conversation, str, Pieces | None], str]
+    """Writes a conversation, given a name for the model and, if known, the tokens' texts."""
+    suffixes: tuple[str, ...]
+    """What names of such files end in, the usual one first."""
+    begin: str = ""
+    between: str = ""
+    end: str = ""
+
+
+WRITERS: dict[str, Writer] = {
+    "json": Writer(lambda c, _m, _p: kvchat_json.write(c), (".json",), "[\n", ",\n", "\n]\n"),
+    "markdown": Writer(lambda c, m, _p: to_markdown(c, m), (".md", ".markdown"), between="\n"),
+    "html": Writer(html.to_html, (".html", ".htm"), html.BEGIN, "", html.END),
+    "sharegpt": Writer(lambda c, _m, _p: SHAREGPT.write(c), (".sharegpt.jsonl",)),
+    "openai": Writer(lambda c, _m, _p: OPENAI.write(c), (".jsonl",)),
+}
+"""By the names of the formats."""
+
+
+def read(path: Path) -> Iterator[Conversation | BadRecord]:
+    """Read the conversations of a file, or say of each that cannot be read why.
+
+    Raises:
+        KvchatError: the file cannot be read, or is no file of conversations at all.
+    """
+    for record in read_records(path):
+        if isinstance(record, BadRecord):
+            yield record
+            continue
+        number, value = record
+        try:
+            yield _conversation(value)
+        except (RecordError, KvchatError) as error:
+            yield BadRecord(number, str(error))
+
+
+def _conversation(value: object) -> Conversation:
+    if isinstance(value, dict):
+        for reader in _READERS:
+            if reader.recognises(value):
+                return reader.read(value)
+    raise RecordError(
+        "it is not a conversation of kvchat, ChatGPT or Open WebUI, nor has it ShareGPT's "
+        "'conversations' or OpenAI's 'messages'"
+    )
+
+
+def write(
+    conversations: Iterable[Conversation],
+    format: str,
+    file: TextIO,
+    *,
+    model: str = "Assistant",
+    pieces: Pieces | None = None,
+) -> int:
+    """Write conversations, one after the other, and return how many there were.
+
+    Args:
+        conversations: whole in `json`, their active paths in the other formats.
+        format: a name in `WRITERS`.
+        file: open for text in UTF-8.
+        model: what to call the one that replies, where a format names it.
+        pieces: gives the tokens' texts, for their colours in `html`.
+    """
+    writer = WRITERS[format]
+    count = 0
+    file.write(writer.begin)
+    for count, conversation in enumerate(conversations, start=1):
+        text = (writer.between if count > 1 else "") + writer.one(conversation, model, pieces)
+        # Half a surrogate pair has no UTF-8; text typed in a terminal may have one.
+        file.write(text.encode("utf-8", "replace").decode("utf-8"))
+    file.write(writer.end)
+    return count
+
+
+def format_of(path: Path) -> str | None:
+    """Return the format that a file's name ends in, or None."""
+    name = path.name.lower()
+    ending = {suffix: each for each, writer in WRITERS.items() for suffix in writer.suffixes}
+    return next(
+        (ending[s] for s in sorted(ending, key=len, reverse=True) if name.endswith(s)), None
+    )
