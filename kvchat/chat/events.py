@@ -39,7 +39,7 @@ class TurnFinished:
 
 
 ChatEvent = ReplyStarted | GenerationEvent | TextAdded | TurnFinished
-"""What `ChatSession.send` and its like yield: for each token, its event and then its text."""
+"""What `ChatSession.send` and its like yield: for each token, its text and then its event."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,15 +81,16 @@ class MainScreen(Screen[None]):
         Binding("f2", "toggle_sidebar", "Sliders", id="chat.sliders"),
         Binding("f4", "choose_model", "Model", id="chat.model"),
         Binding("f5", "edit_system", "System prompt", id="chat.system", show=False),
-        Binding("f6", "branches", "Branches", id="chat.branches"),
-        Binding("f7", "pause", "Pause", id="chat.pause"),
+        # A text area has uses of its own for these two.
+        Binding("f6", "branches", "Branches", id="chat.branches", priority=True),
+        Binding("f7", "pause", "Pause", id="chat.pause", priority=True),
         Binding("f8", "step", "Step", id="chat.step", show=False),
         Binding("ctrl+r", "regenerate", "Regenerate", id="chat.regenerate"),
         Binding("ctrl+g", "continue", "Continue", id="chat.continue", show=False),
         Binding("ctrl+t", "edit_last", "Edit last message", id="chat.edit-last", show=False),
         Binding("ctrl+n", "new_chat", "New chat", id="chat.new"),
         Binding("f9", "toggle_thinking", "Thinking on or off", id="chat.thinking", show=False),
-        Binding("ctrl+z", "undo_delete", "Undo delete", id="chat.undo-delete", show=False),
+        Binding("f10", "undo_delete", "Undo delete", id="chat.undo-delete", show=False),
     ]
 
     app: getters.app[KvchatApp]
@@ -123,7 +124,7 @@ class MainScreen(Screen[None]):
                 yield PromptArea()
             yield Sidebar(glyphs=UNICODE if self._speaks_unicode else ASCII)
         yield Static(TOO_SMALL, id="too-small", markup=False)
-        yield Footer(compact=True, show_command_palette=False)
+        yield Footer(compact=True)
 
     @property
     def _speaks_unicode(self) -> bool:
@@ -162,7 +163,7 @@ class MainScreen(Screen[None]):
         """Remember it, so that it can be undone."""
         self._deleted = deleted
         count = len(deleted.nodes)
-        self.notify(f"Deleted {count} message{'s' * (count > 1)}. Ctrl+Z brings them back.")
+        self.notify(f"Deleted {count} message{'s' * (count > 1)}. F10 brings them back.")
 
     # The prompt
 

@@ -240,7 +240,7 @@ async def test_deleting_can_be_undone(llm):
         c.screen.transcript.focus()
         await c.pilot.press("delete")
         await c.until(lambda: len(c.said) < 2)
-        await c.pilot.press("ctrl+z")
+        await c.pilot.press("f10")
         await c.until(lambda: len(c.said) == 2)
 
 
@@ -324,6 +324,17 @@ async def test_help_shows_every_key_of_the_screen(llm):
         shown = {what for group in c.app.screen._groups for _, what in group.keys}
         for binding in MainScreen.BINDINGS:
             assert binding.description in shown
+
+
+@pytest.mark.parametrize("focused", ["prompt", "transcript", "_first_slider"])
+async def test_every_key_of_the_screen_works_wherever_the_focus_is(llm, focused):
+    async with chat() as c:
+        getattr(c.screen, focused).focus()
+        await c.pilot.pause()
+        active = c.screen.active_bindings
+        for binding in (*MainScreen.BINDINGS, *KvchatApp.BINDINGS):
+            for key in binding.key.split(","):
+                assert active[key].binding.action == binding.action, key
 
 
 async def test_keys_can_be_bound_anew(llm, tmp_path):
