@@ -148,8 +148,12 @@ def test_an_unknown_command_is_answered_with_a_hint(
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
 def test_no_command_breaks_an_empty_chat(
-    start: Callable[..., Chat], command: slash.SlashCommand
+    start: Callable[..., Chat],
+    command: slash.SlashCommand,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # /save writes where it is told
     chat = start(interactive=False)
     chat.type(f"/{command.name}", f"/{command.name} 7 x", "Hi")
     assert all("unforeseen" not in note for note in chat.notes)
