@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,14 +11,6 @@ import pytest
 from kvchat import settings
 from kvchat.engine.types import SamplingParams
 from kvchat.settings import SAMPLING_RULES, Settings
-
-
-@pytest.fixture
-def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in [name for name in os.environ if name.startswith("KVCHAT_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("KVCHAT_CONFIG_DIR", str(tmp_path))
-    return tmp_path / "config.toml"
 
 
 def test_without_anything_the_defaults_hold(config: Path) -> None:
@@ -133,7 +124,8 @@ def test_paths_follow_the_environment_when_asked(
 def test_settings_load_nothing_else_of_kvchat() -> None:
     script = (
         "import sys, kvchat.settings as s; s.Settings.load();"
-        "print([m for m in sys.modules if m.startswith('kvchat.') and m != 'kvchat.settings'])"
+        "print([m for m in sys.modules if m.startswith('kvchat.')"
+        " and not m.startswith('kvchat.settings')])"
     )
     result = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
