@@ -18,9 +18,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ReplyStarted:
-    """A reply begins; its message is in the tree already."""
+    """A reply begins, or goes on; its message is in the tree already."""
 
     reply_id: str
+    text: str
+    """The answer so far: whoever looks into the tree may find later tokens there already."""
+    thinking: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,11 +47,18 @@ class PromptBuilder:
         self._base = DecodedContext(tokenizer)
 
     def visible_path_to(self, node_id: str | None) -> list[Node]:
-        """Return the path to a message without the turns dropped when the context was full."""
+        """Return the path to a message without the turns dropped when the context was full.
+
+        A turn is left out for messages after it, so that one of its own is reached by a whole
+        path; and only as a whole, so not where another reply of the same message was chosen.
+        """
         if node_id is None:
             return []
-        path = self.conversation.path_to(node_id)
-        return [node for node in path if node.id not in self.conversation.dropped]
+        path, dropped = self.conversation.path_to(node_id), self.conversation.dropped
+        start = 0
+        while start + 1 < len(path) and {path[start].id, path[start + 1].id} <= dropped:
+            start += 2
+        return path if path[-1].id in dropped else path[start:]
 
     def for_reply(self, user_id: str) -> list[int]:
         """Return the prompt for a reply to a user message: everything up to the reply's header."""

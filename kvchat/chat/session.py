@@ -210,6 +210,8 @@ class ChatSession:
 
     def _reply(self, user: Node, overflow: Overflow | None) -> Iterator[ChatEvent]:
         started = time.perf_counter()
+        if user.id in self.conversation.dropped:
+            self.conversation.dropped = set()  # back to where there was room for them
         ids, dropped = self._make_room(user, overflow or self.overflow)
         node = self.conversation.start_reply(user.id)
         yield from self._write(node, ids, started, dropped)
@@ -237,7 +239,6 @@ class ChatSession:
         """Run the engine on a prompt, which ends with what the reply has so far; record it all."""
         engine, conversation, reply = self.llm.engine, self.conversation, node.reply
         assert reply is not None
-        yield ReplyStarted(node.id)
         prompt = ids[: len(ids) - len(reply.token_ids)]
         stream, splitter = self._take_up(node, prompt)
         cached = list(engine.ids)
@@ -245,6 +246,7 @@ class ChatSession:
         finished: GenerationFinished | None = None
         ttft_ms = 0.0
         try:
+            yield ReplyStarted(node.id, node.content, reply.thinking or "")
             for event in engine.generate(ids, lambda: self.params, stream):
                 match event:
                     case PrefillFinished():

@@ -103,6 +103,37 @@ def test_dropping_leaves_out_whole_old_turns_and_keeps_the_system_prompt(name: s
     assert said == cold_reply(chat.llm, prompt, chat.params)
 
 
+def test_going_back_to_what_was_left_out_brings_it_back() -> None:
+    chat = full()
+    u0, r0, u1, r1, *_ = path = chat.conversation.active_path()
+    other = say(chat, "z" * 9, "Other.")
+    chat.delete(other.parent)
+    list(chat.fork(r0.id, 3))
+    sibling = chat.last_reply()
+    chat.select(path[-1].id)
+    list(chat.send("z" * 40, overflow="drop-oldest"))
+    end = chat.last_reply()
+    assert {u0.id, r0.id, u1.id, r1.id} <= chat.conversation.dropped
+
+    def seen() -> str:
+        return chat.llm.tokenizer.decode(chat.conversation.context_ids(chat.last_reply().id))
+
+    chat.select(sibling.id)
+    say(chat, "after the sibling", "Fine.")
+    assert "message number 0" in seen()
+    list(chat.continue_reply(r1.id))
+    assert "message number 0" in seen()
+    list(chat.regenerate(r1.id))
+    assert "message number 0" in seen()
+    assert chat.conversation.dropped == set()
+    chat.select(end.id)
+    with pytest.raises(ContextOverflowError):
+        list(chat.send("more", overflow="ask"))
+    list(chat.send("more", overflow="drop-oldest"))
+    assert chat.ledger[-1].dropped_turns > 0
+    held_exactly(chat)
+
+
 def test_after_dropping_turns_are_cheap_again() -> None:
     chat = full()
     list(chat.send("z" * 40, overflow="drop-oldest"))

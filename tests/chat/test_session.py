@@ -554,6 +554,20 @@ def _broken(*_args: object) -> None:
     raise RuntimeError("broken")
 
 
+@pytest.mark.parametrize("kind", [ReplyStarted, PrefillProgress, PrefillFinished, TokenGenerated])
+def test_a_turn_that_is_abandoned_is_over(kind: type) -> None:
+    session = tiny_session()
+    events = session.send("hello")
+    next(event for event in events if isinstance(event, kind))
+    events.close()
+    node = session.last_reply()
+    assert node.reply.finish_reason == "interrupted"
+    held_exactly(session)
+    session.params = GREEDY.updated(max_tokens=12 - len(node.reply.token_ids))
+    list(session.continue_reply())
+    assert list(node.reply.token_ids) == uninterrupted()
+
+
 def test_there_must_be_something_to_go_on_from() -> None:
     session = tiny_session()
     assert list(session.settle()) == []

@@ -209,7 +209,8 @@ class Driver:
         rendered = llm.template.render(messages, now=self.chat.started)
         if tokenizer.add_bos_default and not rendered.startswith(tokenizer.bos_text):
             rendered = tokenizer.bos_text + rendered
-        assert tokenizer.decode(prompt) == tokenizer.normalize(rendered)
+        if not any("</think>" in node.content for node in path):  # which some templates cut out
+            assert tokenizer.decode(prompt) == tokenizer.normalize(rendered)
         written = {token_id for node in path if node.reply for token_id in node.reply.token_ids}
         if tokenizer.control_ids.isdisjoint(written):
             segments = llm.template.render_segments(messages, tokenizer, now=self.chat.started)

@@ -466,7 +466,7 @@ def broken(*_: object) -> None:
     ("fault", "kind", "told"),
     [(memory_gone, OutOfMemoryError, "smaller --ctx"), (broken, KvchatError, "a fault of ours")],
 )
-@pytest.mark.parametrize("part", ["sampler", "step", "model"])
+@pytest.mark.parametrize("part", ["sampler", "step", "block", "head"])
 def test_any_fault_becomes_an_event(
     rig: Rig,
     monkeypatch: pytest.MonkeyPatch,
@@ -478,12 +478,14 @@ def test_any_fault_becomes_an_event(
     rig.say("hello")
     rig.settled()
     engine = rig.session.llm.engine
-    names = {"sampler": (engine.sampler, "sample"), "step": (engine, "step")}
+    parts: dict[str, tuple[object, str]] = {
+        "sampler": (engine.sampler, "sample"),
+        "step": (engine, "step"),
+        "block": (engine.model.blocks[1], "forward"),
+        "head": (engine.model.head, "forward"),
+    }
     with monkeypatch.context() as patched:
-        if part == "model":
-            patched.setattr(engine.model.blocks[1], "forward", fault)
-        else:
-            patched.setattr(*names[part], fault)
+        patched.setattr(*parts[part], fault)
         end = rig.do(Send("more"))
     assert isinstance(end, CommandFailed)
     assert isinstance(end.error, kind)
