@@ -1,6 +1,7 @@
 """The commands, and how a line of arguments becomes a call of one.
 
-A command is a function in a module of its own, listed in `COMMANDS`.
+A command is a function in a module of its own, listed in `COMMANDS`; a group of commands is a Typer
+in `GROUPS`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from kvchat.cli import BAD_USAGE, DONE, INTERRUPTED
 from kvchat.cli.ask import ask
 from kvchat.cli.bench import bench
 from kvchat.cli.chat import chat
+from kvchat.cli.chats import chats
+from kvchat.cli.config import config
 from kvchat.cli.doctor import doctor
 from kvchat.cli.models import models
 from kvchat.cli.output import note
@@ -21,6 +24,8 @@ from kvchat.cli.pull import pull
 from kvchat.cli.verify import verify
 
 COMMANDS = (chat, ask, models, pull, bench, verify, doctor)
+
+GROUPS = {"chats": chats, "config": config}
 
 DEFAULT_COMMAND = "chat"
 """What runs when no command is named."""
@@ -55,6 +60,9 @@ def _root(
 
 for _command in COMMANDS:
     app.command()(_command)
+
+for _name, _group in GROUPS.items():
+    app.add_typer(_group, name=_name)
 
 
 def invoke(args: list[str]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -44,6 +44,7 @@ MODEL: Flags = {
 
 CHAT: Flags = {
     "system": _flag(str, "Model", "System prompt.", metavar="TEXT"),
+    "persona": _flag(str, "Model", "A persona of the configuration file.", metavar="NAME"),
 }
 
 SCREEN: Flags = {
@@ -86,16 +87,27 @@ def takes_settings(*groups: Flags) -> Callable[[Callable[..., None]], Callable[.
 
     The command's own parameters keep their place before the flags.
     """
+    return _takes("settings", read_settings, groups)
+
+
+def takes_flags(*groups: Flags) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the flags of some groups; it receives those that were given as `flags`."""
+    return _takes("flags", _given, groups)
+
+
+def _takes(
+    receives: str, read: Callable[[dict[str, Any]], Any], groups: tuple[Flags, ...]
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     flags = {name: annotation for group in groups for name, annotation in group.items()}
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(function)
         def command(**given: Any) -> None:
             values = {name: given.pop(name) for name in flags}
-            function(settings=read_settings(values), **given)
+            function(**{receives: read(values)}, **given)
 
         signature = inspect.signature(function, eval_str=True)
-        own = [p for p in signature.parameters.values() if p.name != "settings"]
+        own = [p for p in signature.parameters.values() if p.name != receives]
         keyword = inspect.Parameter.KEYWORD_ONLY
         parameters = [
             *(p.replace(kind=keyword) for p in own),
@@ -117,10 +129,40 @@ def read_settings(flags: dict[str, Any]) -> Settings:
     Raises:
         SettingError: a flag has an unusable value.
     """
-    given = {name: None if value == [] else value for name, value in flags.items()}
-    settings, problems = Settings.load(given)
+    settings, problems = Settings.load(_given(flags), preset_values)
+    tell(problems)
+    return settings
+
+
+def tell(problems: Iterable[str]) -> None:
+    """Note what is unusable.
+
+    Raises:
+        SettingError: it is a flag.
+    """
     for problem in problems:
         if problem.startswith("--"):
             raise SettingError(problem)
         note(problem)
-    return settings
+
+
+def preset_values(name: str) -> Mapping[str, Any]:
+    """Return the sampling parameters of a preset.
+
+    Raises:
+        LookupError: there is none of that name, or the file of presets cannot be read.
+    """
+    from kvchat.tui.presets import BUILT_IN, load_presets
+
+    try:
+        presets = {preset.name: preset for preset in (*load_presets()[0], *BUILT_IN)}
+    except SettingError as error:
+        raise LookupError(str(error)) from error
+    if name not in presets:
+        raise LookupError(f"there is no preset '{name}' (there are: {', '.join(presets)})")
+    return presets[name].values
+
+
+def _given(flags: dict[str, Any]) -> dict[str, Any]:
+    """Leave out flags that were not given; a repeatable one is empty then."""
+    return {name: value for name, value in flags.items() if value not in (None, [])}

@@ -6,10 +6,10 @@ recognised by its contents, record by record.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kvchat.chat.conversation import Conversation
 from kvchat.chat.transfer import chatgpt, html, kvchat_json, open_webui
@@ -19,7 +19,10 @@ from kvchat.chat.transfer.messages import OPENAI, SHAREGPT
 from kvchat.chat.transfer.records import BadRecord, RecordError, read_records
 from kvchat.engine.errors import KvchatError
 
-__all__ = ["WRITERS", "BadRecord", "Pieces", "Writer", "format_of", "read", "write"]
+if TYPE_CHECKING:
+    from kvchat.models.tokenizer import Tokenizer
+
+__all__ = ["WRITERS", "Author", "BadRecord", "Writer", "format_of", "pieces_of", "read", "write"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +41,26 @@ _READERS = (
 
 
 @dataclass(frozen=True, slots=True)
+class Author:
+    """The model that wrote the replies of a conversation."""
+
+    name: str = "Assistant"
+    pieces: Pieces | None = None
+    """Gives the texts of its tokens, as `pieces_of` its tokenizer does."""
+
+
+class Writable(Protocol):
+    """What text can be written to."""
+
+    def write(self, text: str, /) -> object:
+        """Take some text."""
+
+
+@dataclass(frozen=True, slots=True)
 class Writer:
     """How conversations become a file of some format."""
 
-    one: Callable[[Conversation, str, Pieces | None], str]
-    """Writes a conversation, given a name for the model and, if known, the tokens' texts."""
+    one: Callable[[Conversation, Author], str]
     suffixes: tuple[str, ...]
     """What names of such files end in, the usual one first."""
     begin: str = ""
@@ -51,11 +69,18 @@ class Writer:
 
 
 WRITERS: dict[str, Writer] = {
-    "json": Writer(lambda c, _m, _p: kvchat_json.write(c), (".json",), "[\n", ",\n", "\n]\n"),
-    "markdown": Writer(lambda c, m, _p: to_markdown(c, m), (".md", ".markdown"), between="\n"),
-    "html": Writer(html.to_html, (".html", ".htm"), html.BEGIN, "", html.END),
-    "sharegpt": Writer(lambda c, _m, _p: SHAREGPT.write(c), (".sharegpt.jsonl",)),
-    "openai": Writer(lambda c, _m, _p: OPENAI.write(c), (".jsonl",)),
+    "json": Writer(lambda chat, _: kvchat_json.write(chat), (".json",), "[\n", ",\n", "\n]\n"),
+    "markdown": Writer(
+        lambda chat, author: to_markdown(chat, author.name), (".md", ".markdown"), between="\n"
+    ),
+    "html": Writer(
+        lambda chat, author: html.to_html(chat, author.name, author.pieces),
+        (".html", ".htm"),
+        begin=html.BEGIN,
+        end=html.END,
+    ),
+    "sharegpt": Writer(lambda chat, _: SHAREGPT.write(chat), (".sharegpt.jsonl",)),
+    "openai": Writer(lambda chat, _: OPENAI.write(chat), (".jsonl",)),
 }
 """By the names of the formats."""
 
@@ -91,29 +116,39 @@ def _conversation(value: object) -> Conversation:
 def write(
     conversations: Iterable[Conversation],
     format: str,
-    file: TextIO,
-    *,
-    model: str = "Assistant",
-    pieces: Pieces | None = None,
+    file: Writable,
+    author: Callable[[Conversation], Author] = lambda _: Author(),
 ) -> int:
     """Write conversations, one after the other, and return how many there were.
 
     Args:
         conversations: whole in `json`, their active paths in the other formats.
         format: a name in `WRITERS`.
-        file: open for text in UTF-8.
-        model: what to call the one that replies, where a format names it.
-        pieces: gives the tokens' texts, for their colours in `html`.
+        file: takes text that has UTF-8.
+        author: tells who wrote a conversation's replies, for the formats that are to be read.
     """
     writer = WRITERS[format]
     count = 0
     file.write(writer.begin)
-    for count, conversation in enumerate(conversations, start=1):
-        text = (writer.between if count > 1 else "") + writer.one(conversation, model, pieces)
+    for count, chat in enumerate(conversations, start=1):
+        text = (writer.between if count > 1 else "") + writer.one(chat, author(chat))
         # Half a surrogate pair has no UTF-8; text typed in a terminal may have one.
         file.write(text.encode("utf-8", "replace").decode("utf-8"))
     file.write(writer.end)
     return count
+
+
+def pieces_of(tokenizer: Tokenizer) -> Pieces:
+    """Return what gives the text that each token of a reply adds."""
+
+    def pieces(ids: Sequence[int]) -> Iterator[str]:
+        stream = tokenizer.stream_decoder(continues=True)
+        for id_ in ids[:-1]:
+            yield stream.step(id_)
+        for id_ in ids[-1:]:
+            yield stream.step(id_) + stream.flush()
+
+    return pieces
 
 
 def format_of(path: Path) -> str | None:

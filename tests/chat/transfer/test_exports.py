@@ -15,13 +15,13 @@ import pytest
 from rich_chat import rich_chat, token
 
 from kvchat.chat.conversation import Conversation
-from kvchat.chat.transfer import WRITERS, format_of, read, write
+from kvchat.chat.transfer import WRITERS, Author, format_of, read, write
 from kvchat.engine.types import SamplingParams
 
 
-def written(format: str, *chats: Conversation, **more: Any) -> str:
+def written(format: str, *chats: Conversation, model: str = "Assistant", pieces: Any = None) -> str:
     file = io.StringIO()
-    assert write(chats, format, file, **more) == len(chats)
+    assert write(chats, format, file, lambda _: Author(model, pieces)) == len(chats)
     return file.getvalue()
 
 

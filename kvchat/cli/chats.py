@@ -1,0 +1,202 @@
+"""`kvchat chats`: the chats that were saved, and files of chats."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvchat.chat.plain_text import one_line
+from kvchat.cli import FAILED
+from kvchat.cli.chat_files import read_file, write_chats, write_file
+from kvchat.cli.output import Output, note
+from kvchat.engine.errors import KvchatError, SettingError
+
+if TYPE_CHECKING:
+    from kvchat.chat.store import Store
+
+chats = typer.Typer(help="The chats that were saved, and files of chats.")
+
+_Ids = Annotated[list[str], typer.Argument(metavar="ID...", help="Ids, or how they begin.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+_SHORT = 8
+"""Characters of an id that are shown; more are needed only if two chats begin alike."""
+
+
+@chats.command("list")
+def list_chats(
+    text: Annotated[
+        str, typer.Argument(metavar="[TEXT]", help="Only chats with this in their title or a tag.")
+    ] = "",
+    tag: Annotated[str | None, typer.Option("--tag", help="Only chats with this tag.")] = None,
+    deleted: Annotated[
+        bool, typer.Option("--deleted", help="Those that were deleted and can come back.")
+    ] = False,
+    as_json: _Json = False,
+) -> None:
+    """List chats, those changed last first."""
+    output = Output()
+    found = _store().chats(text, tag=tag, deleted=deleted)
+    if as_json:
+        output.write(_as_json([asdict(chat) for chat in found]))
+    elif found:
+        _table(
+            output,
+            ("ID", "Changed", "Messages", "Title"),
+            [
+                (
+                    chat.id[:_SHORT],
+                    f"{chat.changed:%Y-%m-%d %H:%M}",
+                    f"{chat.messages:,}",
+                    " ".join(["★"] * chat.pinned + [chat.title] + [f"#{t}" for t in chat.tags]),
+                )
+                for chat in found
+            ],
+        )
+    else:
+        note("no chats are here")
+
+
+@chats.command()
+def show(
+    id: Annotated[str, typer.Argument(metavar="ID", help="An id, or how it begins.")],
+) -> None:
+    """Print a chat's active path as Markdown."""
+    store = _store()
+    write_chats(store, [store.find(id)], "markdown", Output())
+
+
+@chats.command()
+def search(
+    text: Annotated[list[str], typer.Argument(metavar="TEXT...", help="Words to look for.")],
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Most messages to show.")] = 50,
+    as_json: _Json = False,
+) -> None:
+    """Find messages in all chats, newest first."""
+    output = Output()
+    hits = _store().search(" ".join(text), limit=limit)
+    if as_json:
+        output.write(_as_json([asdict(hit) for hit in hits]))
+        return
+    for hit in hits:
+        who = "you" if hit.role == "user" else "model"
+        title = one_line(hit.title)
+        output.write(f"{hit.chat_id[:_SHORT]}  {hit.when:%Y-%m-%d %H:%M}  {who}, in {title}\n")
+        output.write(f"  {one_line(hit.excerpt)}\n")
+    if not hits:
+        note("nothing was found")
+
+
+@chats.command()
+def delete(ids: _Ids) -> None:
+    """Take chats off the list; `kvchat chats restore` brings them back within thirty days."""
+    store = _store()
+    for chat_id in [store.find(each) for each in ids]:
+        store.delete(chat_id)
+        note(f"deleted; `kvchat chats restore {chat_id[:_SHORT]}` brings it back")
+
+
+@chats.command()
+def restore(ids: _Ids) -> None:
+    """Bring back chats that were deleted."""
+    store = _store()
+    deleted = [chat.id for chat in store.chats(deleted=True)]
+    for beginning in ids:
+        found = [chat_id for chat_id in deleted if chat_id.startswith(beginning)]
+        if len(found) != 1:
+            many = "more than one deleted chat begins" if found else "no deleted chat begins"
+            raise KvchatError(f"{many} with {beginning!r}; see `kvchat chats list --deleted`")
+        store.restore(found[0])
+
+
+@chats.command("export")
+def export_chats(
+    ids: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[ID]...", help="Ids, or how they begin; without them all chats."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="A new file to write.")
+    ] = None,
+    format: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            "-f",
+            metavar="json|markdown|html|openai|sharegpt",
+            help="By default what FILE ends in, or json, which loses nothing.",
+        ),
+    ] = None,
+) -> None:
+    """Write chats to a file or to stdout."""
+    from kvchat.chat.transfer import WRITERS, format_of
+
+    name = format or (format_of(output) if output else "json")
+    if name not in WRITERS:
+        told = f"'{format}' is no format" if format else f"the end of '{output}' tells no format"
+        raise SettingError(f"{told}; --format takes {', '.join(WRITERS)}")
+    store = _store()
+    wanted = [store.find(each) for each in ids] if ids else [chat.id for chat in store.chats()]
+    if output is None:
+        write_chats(store, wanted, name, Output())
+    else:
+        count = write_file(store, wanted, name, output)
+        note(f"{_count(count)} written to {output}")
+
+
+@chats.command("import")
+def import_chats(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE...",
+            help="Files of kvchat, ChatGPT or Open WebUI, or of ShareGPT or OpenAI messages.",
+        ),
+    ],
+) -> None:
+    """Add the chats of files to those that are here."""
+    store = _store()
+    sound = True
+    for path in files:
+        done = read_file(store, path)
+        for bad in done.bad:
+            note(f"{path}, record {bad.number}: {bad.reason}")
+        here = f"; {_count(done.here)} left alone, being here already" if done.here else ""
+        note(f"{_count(done.added)} imported from {path}{here}")
+        sound = sound and not done.bad
+    if not sound:
+        raise typer.Exit(FAILED)
+
+
+def _store() -> Store:
+    from kvchat.chat.store import Store
+
+    return Store(tell=note)
+
+
+def _count(n: int) -> str:
+    return f"{n:,} chat" + ("s" if n != 1 else "")
+
+
+def _as_json(value: object) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False, default=datetime.isoformat) + "\n"
+
+
+def _table(output: Output, titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for title in titles:
+        number = title == "Messages"
+        table.add_column(title, justify="right" if number else "left", no_wrap=title != "Title")
+    for row in rows:
+        table.add_row(*(Text(one_line(cell)) for cell in row))
+    output.show(table)
