@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvchat.chat.commands import Command, GetPrice, Load
@@ -124,8 +125,8 @@ class EventFeed:
                 screen.speed.phase("writing")
             case CommandStarted(command=command):
                 self._begin(command)
-            case ReplyStarted(reply_id=reply_id):
-                self._begin_reply(reply_id)
+            case ReplyStarted():
+                self._begin_reply(event)
             case TurnFinished(turn=turn):
                 self._end_reply(turn)
             case Paused():
@@ -177,15 +178,16 @@ class EventFeed:
         self.show_path()
         self.screen.commands_changed()
 
-    def _begin_reply(self, reply_id: str) -> None:
+    def _begin_reply(self, event: ReplyStarted) -> None:
         if self.session is None:
             return
         conversation = self.session.conversation
         self._params = None
-        path = conversation.path_to(reply_id)
+        path = conversation.path_to(event.reply_id)
         views = [message_view(conversation, node, self.turns) for node in path]
         self.screen.transcript.show(views[:-1])
-        self.screen.transcript.begin_reply(views[-1])
+        reply = replace(views[-1], text=event.text, thinking=event.thinking)
+        self.screen.transcript.begin_reply(reply)
 
     def _end_reply(self, turn: Turn) -> None:
         if self.session is None:

@@ -335,8 +335,9 @@ class MainScreen(Screen[None]):
         self.app.push_screen(HelpScreen(key_groups(self.app, nodes, self.app.settings.keys)))
 
     def action_toggle_sidebar(self) -> None:
-        """Show the sliders, or put them away; the keyboard goes with them."""
-        self.toggle_class("-sidebar-toggled")
+        """Go to the sliders, and show them if need be; from there, put them away."""
+        if self.sidebar.has_focus_within or not self.sidebar.display:
+            self.toggle_class("-sidebar-toggled")
         if self.sidebar.display:
             self._first_slider.focus()
         else:

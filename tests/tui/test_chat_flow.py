@@ -92,6 +92,19 @@ async def chat(size: tuple[int, int] = (120, 36), **flags: Any) -> AsyncIterator
         yield running
 
 
+async def test_a_reply_that_is_ahead_of_the_screen_is_shown_once(llm, monkeypatch):
+    dictate(llm, "Hello there.")
+    async with chat() as c:
+        with monkeypatch.context() as held:
+            held.setattr(c.app.bridge, "drain", lambda handle: None)
+            c.app.worker.pause()
+            await c.type("Hi")
+            await c.until(lambda: c.said[-1:] == [("assistant", "H")])
+        c.app.bridge.drain(c.screen.handle_events)
+        await c.until(lambda: c.screen.speed._phase == "paused")
+        assert c.screen.transcript.copy_text(c.screen.transcript.current_node_id) == "H"
+
+
 async def test_a_message_is_answered_and_stands_in_the_transcript(llm):
     dictate(llm, "Hello there.")
     async with chat() as c:
@@ -304,9 +317,13 @@ async def test_all_that_matters_is_there_at_every_size(llm, size):
         await c.say("Hi")
         assert c.screen.sidebar.display == (size[0] >= 100)
         await c.pilot.press("f2")
-        assert c.screen.sidebar.display == (size[0] < 100)
+        assert c.screen.sidebar.display
+        assert c.screen.focused is c.screen._first_slider
         assert c.screen.transcript.size.height >= 8
         assert c.screen.prompt.size.height >= 1
+        await c.pilot.press("f2")
+        assert not c.screen.sidebar.display
+        assert c.screen.focused is c.screen.prompt
 
 
 async def test_a_terminal_that_is_too_small_gets_a_sentence(llm):
