@@ -68,6 +68,9 @@ class RandomWeights:
     def int4(self, name: str) -> None:
         return None
 
+    def bits(self, name: str) -> float:
+        return 32.0
+
     def release(self, name: str) -> int:
         return 0
 

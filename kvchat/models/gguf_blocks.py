@@ -38,25 +38,28 @@ def dequantize(blocks: Tensor, ggml_type: GGMLType, dtype: torch.dtype = torch.f
 
 
 def q4_parts(blocks: Tensor, ggml_type: GGMLType) -> tuple[Tensor, Tensor, Tensor]:
-    """Take Q4_0 or Q4_1 rows apart, exactly: weight = q * scale + minimum.
+    """Take Q4_0, Q4_1 or Q4_K rows apart, exactly: weight = q * scale + minimum.
 
     Args:
         blocks: uint8 (rows, bytes per row).
-        ggml_type: Q4_0 or Q4_1.
+        ggml_type: one of the three.
 
     Returns:
         q, uint8 (rows, columns) from 0 to 15; scale and minimum, float32 (rows, columns / 32).
     """
     rows = blocks.shape[0]
     flat = blocks.reshape(-1, ggml_type.block_bytes)
-    scale = _half(flat, 0)
     if ggml_type is GGMLType.Q4_0:
-        minimum, packed = scale * -8, flat[:, 2:]
+        q, scale = _nibbles(flat[:, 2:], 16), _half(flat, 0)
+        minimum = scale * -8
     elif ggml_type is GGMLType.Q4_1:
-        minimum, packed = _half(flat, 2), flat[:, 4:]
+        q, scale, minimum = _nibbles(flat[:, 4:], 16), _half(flat, 0), _half(flat, 2)
+    elif ggml_type is GGMLType.Q4_K:
+        q, (scale, minimum) = _nibbles(flat[:, 16:], 32), _k_scales(flat)
+        minimum = -minimum
     else:
         raise ValueError(f"{ggml_type.name} has no 4-bit integers in groups of 32")
-    return _nibbles(packed, 16).view(rows, -1), scale.view(rows, -1), minimum.view(rows, -1)
+    return q.view(rows, -1), scale.reshape(rows, -1), minimum.reshape(rows, -1)
 
 
 def _half(blocks: Tensor, at: int) -> Tensor:

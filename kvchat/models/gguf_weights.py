@@ -45,12 +45,17 @@ class GGUFWeights:
         return self.file.tensor(key, dtype)
 
     def int4(self, name: str) -> Int4Parts | None:
-        """Return the parts of a Q4_0 or Q4_1 weight."""
+        """Return the parts of a weight in groups of 32 numbers of 4 bits."""
         key = file_name(GGUF_NAMES, name)
         kind = self.file.tensors[key].type
-        if kind.name not in ("Q4_0", "Q4_1"):
+        if kind.name not in ("Q4_0", "Q4_1", "Q4_K"):
             return None
         return q4_parts(self.file.blocks(key), kind)
+
+    def bits(self, name: str) -> float:
+        """Return how many bits a number of a weight takes."""
+        kind = self.file.tensors[file_name(GGUF_NAMES, name)].type
+        return 8 * kind.block_bytes / kind.block_elements
 
     def release(self, name: str) -> int:
         """Let go of the mapped pages of a weight; returns its bytes in the file."""

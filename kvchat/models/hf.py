@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -152,14 +153,17 @@ class HFWeights:
         """Safetensors files hold no 4-bit blocks."""
         return None
 
+    def bits(self, name: str) -> float:
+        """Return how many bits a number of a weight takes."""
+        return 8 * DTYPES[self._slice(name).get_dtype()].itemsize
+
     def release(self, name: str) -> int:
         """Return a weight's bytes in the file."""
+        return int(math.prod(self._slice(name).get_shape()) * self.bits(name)) // 8
+
+    def _slice(self, name: str) -> Any:
         key = file_name(HF_NAMES, name)
-        part = self._open(self._homes[key]).get_slice(key)
-        count = 1
-        for n in part.get_shape():
-            count *= n
-        return count * DTYPES[part.get_dtype()].itemsize
+        return self._open(self._homes[key]).get_slice(key)
 
     def _find_weights(self) -> dict[str, Path]:
         """Map every weight in the folder to its file, as the files have it."""

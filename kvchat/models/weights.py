@@ -17,8 +17,12 @@ from kvchat.engine.model import Transformer
 from kvchat.engine.types import LoadProgress
 
 Quant = Literal["auto", "none", "int8", "int4"]
-"""Class of the linear weights: `auto` keeps what the file holds where an operator takes it,
-`none` unpacks everything to the model's dtype, the others round what is not so already."""
+"""Class of the linear weights: `auto` keeps 4-bit blocks as they are and holds other quantised
+weights in int8, `none` unpacks everything to the model's dtype, the others round what is not so
+already."""
+
+EIGHT_BITS = 9.0
+"""Bits per number up to which a weight counts as quantised; Q8_0 takes 8.5 with its scales."""
 
 Int4Parts = tuple[Tensor, Tensor, Tensor]
 """q (out, in) uint8, scale and minimum (out, in / 32): weights are q × scale + minimum."""
@@ -41,6 +45,9 @@ class WeightSource(Protocol):
 
     def int4(self, name: str) -> Int4Parts | None:
         """Return a weight's 4-bit parts, or None when the file holds it otherwise."""
+
+    def bits(self, name: str) -> float:
+        """Return how many bits a number of a weight takes in the file, scales included."""
 
     def release(self, name: str) -> int:
         """Let go of the mapped pages of a weight; returns its bytes in the file."""
@@ -67,9 +74,7 @@ def build_transformer(
     embedding = builder.dense("embedding.weight", (config.vocab_size, config.dim))
     blocks = [builder.block(i) for i in range(config.n_layers)]
     norm = builder.norm("norm.weight", config.dim)
-    head: AnyLinear = Linear(embedding)
-    if not config.tied_embeddings:
-        head = builder.linear([_Rows("head", config.vocab_size)], config.dim)
+    head = builder.head(embedding)
     if progress is not None:  # a file may hold weights that this model has no use for
         progress(LoadProgress(source.nbytes, source.nbytes, "done"))
     return Transformer(config, embedding=embedding, blocks=blocks, norm=norm, head=head).eval()
@@ -145,8 +150,7 @@ class _Builder:
         """Build one linear layer from stacked matrices, in the class that `quant` asks for."""
         out_features = sum(part.out_features for part in rows)
         bias = self._bias(rows)
-        fits_int4 = Int4Linear.fits(out_features, in_features)
-        if self.quant in ("auto", "int4") and fits_int4:
+        if self.quant in ("auto", "int4") and Int4Linear.fits(out_features, in_features):
             parts = [self._int4(part, in_features) for part in rows]
             if all(part is not None for part in parts):
                 q, scale, minimum = (torch.cat(t) for t in zip(*parts, strict=True))
@@ -154,11 +158,32 @@ class _Builder:
                 return Int4Linear.pack(q, scale, minimum, bias)
         weight = torch.cat([self._dense_rows(part, in_features) for part in rows])
         self._release(rows)
-        if self.quant == "int8" and Int8Linear.fits(out_features, in_features):
+        return self._rounded(weight, self.quant, max(self._bits(part) for part in rows), bias)
+
+    def head(self, embedding: Tensor) -> AnyLinear:
+        """Build the output head, which may share the embedding's weight."""
+        c = self.config
+        if not c.tied_embeddings:
+            return self.linear([_Rows("head", c.vocab_size)], c.dim)
+        # The embedding is looked up row by row and stays as it is; the head reads all of it for
+        # every token, so its class decides a good part of the speed. In 4 bits it would lose more
+        # than all other layers together.
+        bits = self._bits(_Rows("embedding", c.vocab_size))
+        quant: Quant = "int8" if self.quant == "int4" else self.quant
+        return self._rounded(embedding, quant, bits, None)
+
+    def _rounded(self, weight: Tensor, quant: Quant, bits: float, bias: Tensor | None) -> AnyLinear:
+        """Put a dense weight, which takes so many bits in the file, into a class."""
+        if quant == "auto":
+            quant = "int8" if bits <= EIGHT_BITS else "none"
+        if quant == "int8" and Int8Linear.fits(*weight.shape):
             return Int8Linear.quantise(weight, bias)
-        if self.quant == "int4" and fits_int4:
+        if quant == "int4" and Int4Linear.fits(*weight.shape):
             return Int4Linear.quantise(weight, bias)
         return Linear(weight, bias)
+
+    def _bits(self, part: _Rows) -> float:
+        return self.source.bits(f"{part.name}.weight")
 
     def dense(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
         """Read one weight by itself."""

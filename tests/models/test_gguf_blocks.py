@@ -100,13 +100,20 @@ def test_rows_may_come_in_any_order() -> None:
     assert_same_bits(dequantize(blocks[1::2], GGMLType.Q4_K), straight[1::2])
 
 
-@pytest.mark.parametrize("ggml_type", [GGMLType.Q4_0, GGMLType.Q4_1], ids=lambda t: t.name)
+@pytest.mark.parametrize(
+    "ggml_type", [GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q4_K], ids=lambda t: t.name
+)
 def test_q4_parts_rebuild_the_weights_exactly(ggml_type: GGMLType) -> None:
-    columns = 96
+    columns = 512
     rng = np.random.default_rng(1)
     weights = rng.standard_normal((7, columns), dtype=np.float32)
     kind = gguf.GGMLQuantizationType(ggml_type.number)
-    blocks = torch.from_numpy(gguf.quants.quantize(weights, kind))
+    if ggml_type is GGMLType.Q4_K:  # which the package cannot write
+        blocks = random_blocks(ggml_type, 7, 2)
+        half = torch.from_numpy(weights[:, :4]).to(torch.float16).view(torch.uint8)
+        blocks[:, :4], blocks[:, 144:148] = half[:, :4], half[:, 4:]
+    else:
+        blocks = torch.from_numpy(gguf.quants.quantize(weights, kind))
     q, scale, minimum = q4_parts(blocks, ggml_type)
     assert q.dtype == torch.uint8
     assert q.shape == (7, columns)
@@ -118,8 +125,8 @@ def test_q4_parts_rebuild_the_weights_exactly(ggml_type: GGMLType) -> None:
 
 
 def test_q4_parts_refuses_other_types() -> None:
-    with pytest.raises(ValueError, match="Q4_K"):
-        q4_parts(random_blocks(GGMLType.Q4_K, 1, 1), GGMLType.Q4_K)
+    with pytest.raises(ValueError, match="Q5_K"):
+        q4_parts(random_blocks(GGMLType.Q5_K, 1, 1), GGMLType.Q5_K)
 
 
 @pytest.mark.parametrize("ggml_type", GGMLType, ids=lambda t: t.name)
