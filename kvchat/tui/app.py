@@ -16,7 +16,7 @@ from textual.screen import Screen
 
 from kvchat.chat.commands import Load
 from kvchat.chat.worker import Worker
-from kvchat.settings import Settings, log_file
+from kvchat.settings import Settings, log_file, remember
 from kvchat.tui.bridge import EngineUpdate, EventBridge
 from kvchat.tui.clipboard import fill_clipboard, osc52
 from kvchat.tui.main_screen import MainScreen
@@ -131,8 +131,13 @@ class KvchatApp(App[None]):
         self.run_worker(partial(fill_clipboard, text), thread=True, exit_on_error=False)
 
     def action_choose_theme(self) -> None:
-        """Open the theme picker."""
-        self.push_screen(ThemePicker(self.themes))
+        """Choose a theme, for the next start too."""
+
+        def chosen(name: str | None) -> None:
+            if name is not None:
+                remember(theme=name)
+
+        self.push_screen(ThemePicker(self.themes), chosen)
 
 
 def _runner(screen: Screen[Any], action: str) -> Callable[[], Any]:
