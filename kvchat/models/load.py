@@ -14,6 +14,7 @@ import torch
 from kvchat.engine.config import ModelConfig
 from kvchat.engine.engine import STASH_BUDGET, Engine
 from kvchat.engine.errors import SettingError, TemplateError, UnsupportedModelError
+from kvchat.engine.memory import memory_is_enough
 from kvchat.engine.model import Transformer
 from kvchat.engine.types import LIMITS, LoadProgress, SamplingParams
 from kvchat.models import gguf_tokenizer, hf_tokenizer
@@ -141,7 +142,8 @@ def load(
         raise SettingError(
             f"--ctx {ctx} is outside 1 to {source.config.max_seq_len}, the model's own context"
         )
-    model = build_transformer(source, dtype=kind, quant=quant, device=where, progress=progress)
+    with memory_is_enough():
+        model = build_transformer(source, dtype=kind, quant=quant, device=where, progress=progress)
     engine = Engine(
         model,
         eog_ids=tokenizer.eog_ids,

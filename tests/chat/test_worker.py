@@ -454,7 +454,7 @@ def test_an_error_gives_the_command_back_and_the_chat_goes_on(rig: Rig) -> None:
     assert rig.said == ["hello", "Fine.", "more", "Fine."]
 
 
-def memory_gone(*_: object) -> None:
+def memory_gone(*_: object, **__: object) -> None:
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
 
@@ -524,6 +524,19 @@ def test_a_model_that_breaks_while_it_is_read_leaves_the_chat(
     rig.say("more")
 
 
+def test_a_model_too_large_for_memory_is_told_with_a_remedy(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.say("hello")
+    with monkeypatch.context() as patched:
+        patched.setattr("kvchat.models.load.build_transformer", memory_gone)
+        end = rig.do(Load(str(rig.folder)))
+    assert isinstance(end, CommandFailed)
+    assert isinstance(end.error, OutOfMemoryError)
+    rig.load()
+    assert rig.said == ["hello", "Fine."]
+
+
 # Idle time
 
 
@@ -547,6 +560,26 @@ def test_settling_gives_way_to_a_command(rig: Rig, monkeypatch: pytest.MonkeyPat
     turn = rig.heard.all(TurnFinished)[-1].turn
     assert turn.new > 450
     assert 0 < turn.reused < 50
+
+
+def test_settling_gives_way_before_it_has_begun(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.say("x" * 500)
+    rig.settled()
+    hold, certain = Hold(), rig.session.prompts.certain
+
+    def held(node_id: str) -> list[int]:
+        hold.here()
+        return certain(node_id)
+
+    monkeypatch.setattr(rig.session.prompts, "certain", held)
+    rig.do(SetSystem("All of it has to be read anew."))
+    hold.reached()
+    monkeypatch.undo()
+    rig.dictate("Fine.")
+    command = rig.worker.submit(Send("more"))
+    hold.release()
+    assert isinstance(rig.end_of(command), CommandFinished)
+    assert rig.heard.all(TurnFinished)[-1].turn.new > 500
 
 
 # Shutdown
