@@ -236,5 +236,5 @@ def _in_words(llm: LanguageModel, stats: GenerationStats) -> str:
         f"({stats.prefill_tps:,.0f} tok/s), first token after {stats.ttft_ms:,.0f} ms, "
         f"{stats.completion_tokens:,} tokens at {stats.decode_tps:,.1f} tok/s, "
         f"cache {stats.kv_bytes / 2**20:,.1f} MiB; "
-        f"{llm.name}, {llm.dtype}, quant {llm.quant}, {llm.device}"
+        f"{llm.name}, {llm.weights}, {llm.device}"
     )

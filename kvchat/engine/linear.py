@@ -6,6 +6,8 @@ a weight gets is decided when the model is loaded.
 
 from __future__ import annotations
 
+from collections import Counter
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -115,6 +117,19 @@ class Int4Linear(nn.Module):
 
 
 AnyLinear = Linear | Int8Linear | Int4Linear
+
+
+def weight_class(model: nn.Module) -> str:
+    """Return the class of most of a model's linear weights: int4, int8 or a dtype's name."""
+    sizes: Counter[str] = Counter()
+    for module in model.modules():
+        if isinstance(module, Int4Linear):
+            sizes["int4"] += module.packed.numel() * 2
+        elif isinstance(module, Int8Linear):
+            sizes["int8"] += module.q.numel()
+        elif isinstance(module, Linear):
+            sizes[str(module.weight.dtype).removeprefix("torch.")] += module.weight.numel()
+    return sizes.most_common(1)[0][0]
 
 
 def weight_bytes(module: nn.Module) -> int:

@@ -14,6 +14,7 @@ import torch
 from kvchat.engine.config import ModelConfig
 from kvchat.engine.engine import STASH_BUDGET, Engine
 from kvchat.engine.errors import SettingError, TemplateError, UnsupportedModelError
+from kvchat.engine.linear import weight_class
 from kvchat.engine.memory import memory_is_enough
 from kvchat.engine.model import Transformer
 from kvchat.engine.types import LIMITS, LoadProgress, SamplingParams
@@ -70,6 +71,11 @@ class LanguageModel:
     def config(self) -> ModelConfig:
         """Sizes of the Transformer."""
         return self.engine.config
+
+    @property
+    def weights(self) -> str:
+        """Class of most of the weights in memory: int4, int8 or a dtype's name."""
+        return weight_class(self.model)
 
     def __call__(
         self, input_ids: Tensor, past_key_values: Any = None, start_pos: int = 0

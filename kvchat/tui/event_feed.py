@@ -131,7 +131,8 @@ class EventFeed:
                 self._end_reply(turn)
             case Paused():
                 screen.speed.phase("paused")
-                screen.transcript.status("paused · F7 goes on, F8 takes one token")
+                pause, step = map(screen.app.keymap.first, ("chat.pause", "chat.step"))
+                screen.transcript.status(f"paused · {pause} goes on, {step} takes one token")
             case CommandFinished(command=command):
                 self._end(command)
             case CommandFailed(command=command, error=error):
@@ -201,10 +202,9 @@ class EventFeed:
     def _model_loaded(self, session: ChatSession) -> None:
         self.session = session
         llm = session.llm
-        quant = "int4" if llm.quant == "auto" else llm.quant
         self.screen.header.show_model(
             llm.name,
-            llm.dtype if llm.quant == "none" else quant,
+            llm.weights,
             llm.device,
             f"context {llm.engine.max_seq_len:,}",
         )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import gguf
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from kvchat.engine.linear import Int4Linear, Int8Linear, Linear, weight_bytes
+from kvchat.engine.linear import Int4Linear, Int8Linear, Linear, weight_bytes, weight_class
 from kvchat.models.gguf_blocks import q4_parts
 from kvchat.models.gguf_types import GGMLType
 
@@ -122,3 +122,10 @@ def assert_equal_up_to_bfloat16(y: Tensor, x: Tensor, weight: Tensor, bias: Tens
     assert y.shape == exact.shape
     assert ((y.double() - exact).abs() <= 2**-7 * size + 1e-6).all()
     assert (y.double() - exact).norm() <= 2**-7 * exact.norm()
+
+
+def test_the_weight_class_is_that_of_most_weights() -> None:
+    small, large = torch.randn(16, 32), torch.randn(64, 64)
+    assert weight_class(nn.ModuleList([Linear(small), Int4Linear.quantise(large)])) == "int4"
+    assert weight_class(nn.ModuleList([Linear(small), Int8Linear.quantise(large)])) == "int8"
+    assert weight_class(nn.ModuleList([Linear(large), Int8Linear.quantise(small)])) == "float32"
