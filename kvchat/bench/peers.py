@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryFile
 
+from kvchat.bench.process import run_module
 from kvchat.bench.programs import Task
 from kvchat.bench.result import Contestant
-from kvchat.engine.errors import KvchatError, SettingError
+from kvchat.engine.errors import SettingError
 
 PEERS = {"transformers": ("transformers",)}
 """Programs that can be compared, and the packages each needs."""
@@ -54,33 +52,9 @@ def measure(task: Task) -> Measured:
     Raises:
         KvchatError: the process failed; with the last line that it wrote.
     """
-    with TemporaryFile("w+") as order, TemporaryFile("w+", encoding="utf-8") as complaints:
-        json.dump(asdict(task), order)
-        order.seek(0)
-        started = time.perf_counter()
-        process = subprocess.Popen(
-            [sys.executable, "-m", "kvchat.bench.programs"],
-            stdin=order,
-            stdout=subprocess.PIPE,
-            stderr=complaints,
-            encoding="utf-8",
-        )
-        try:
-            assert process.stdout is not None
-            ready_s = figures = None
-            for line in process.stdout:
-                if ready_s is not None:
-                    figures = line
-                elif line == "ready\n":
-                    ready_s = time.perf_counter() - started
-        finally:
-            process.kill()
-            process.wait()
-        if ready_s is None or figures is None:
-            complaints.seek(0)
-            reason = (complaints.read().strip() or "it ended without a word").splitlines()[-1]
-            raise KvchatError(f"Measuring {task.program} in a process of its own failed: {reason}")
-    return Measured(ready_s, **json.loads(figures))
+    lines = run_module("kvchat.bench.programs", asdict(task), f"Measuring {task.program}")
+    ready_s = next(seconds for seconds, line in lines if line == "ready\n")
+    return Measured(ready_s, **json.loads(lines[-1][1]))
 
 
 def compare(

@@ -52,6 +52,8 @@ class Plan:
     """Processes started to measure how long it takes until the model is ready."""
     rounds: int = 2
     """Processes started of each program that is compared."""
+    light_repeats: int = 9
+    """Of what takes milliseconds: sending to an idle worker, bookkeeping of a long chat."""
 
     def __post_init__(self) -> None:
         lowest = {"decode_tokens": 2, "reply_tokens": 2, "long_context": 0}
@@ -89,3 +91,28 @@ class Plan:
             long_context=self.long_context if self.long_context <= room else 0,
             branch_tokens=min(self.branch_tokens, max(1, room - self.decode_prompt)),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UiPlan:
+    """How much is measured of the screen program."""
+
+    repeats: int = 3
+    """Of everything; medians are reported."""
+    reply_tokens: int = 256
+    keys: int = 40
+    """Typed in each round while a reply is written."""
+    idle_s: float = 5.0
+    messages: int = 1000
+    """Of the chat that is opened."""
+
+    def __post_init__(self) -> None:
+        lowest = {"reply_tokens": 32, "messages": 2}
+        for name in self.__dataclass_fields__:
+            if getattr(self, name) < lowest.get(name, 1):
+                raise SettingError(f"{name} must be at least {lowest.get(name, 1)}")
+
+    @classmethod
+    def quick(cls) -> Self:
+        """A run of half a minute on a small model, for a first look."""
+        return cls(repeats=1, reply_tokens=128, keys=10, idle_s=2.0)

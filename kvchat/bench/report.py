@@ -9,6 +9,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from kvchat.bench import goals
 from kvchat.bench.result import BenchResult, Contestant
 
 BAR_WIDTH = 48
@@ -28,6 +29,8 @@ class Report:
         if result.ttft_ms_by_turn:
             yield ""
             yield from chart(result, ascii_only=options.ascii_only)
+        yield ""
+        yield from goals.table(goals.CHAT, result)
         if result.compared:
             yield ""
             yield from comparison(result.compared)

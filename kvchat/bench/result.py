@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from statistics import quantiles
 from typing import Any
 
 from kvchat.bench.plan import Plan
@@ -58,6 +60,12 @@ class BenchResult:
     """The same prompts, each from an empty cache; all of them measured."""
     branch_switch_ms: float | None
     branch_prefill_ms: float
+    bookkeeping_ms_at_200_turns: float
+    """Rendering, encoding and comparing the prompt of a chat of 200 turns with 300 tokens each."""
+    send_to_first_event_ms: float
+    """From handing a message to an idle worker to its saying that it began."""
+    send_to_reply_started_ms: float
+    """From handing it over to the prompt being known and the reply being in the tree."""
     bandwidth_gbps: float
     bytes_per_token: float
     """Read from memory for one token at `decode_tps`: weights and the mean length of the cache."""
@@ -68,17 +76,35 @@ class BenchResult:
     notes: list[str]
     """What was measured otherwise than asked, in sentences."""
 
+    @property
+    def ttft_growth(self) -> float | None:
+        """The wait in turn 10 as a multiple of that in turn 2; None for a shorter chat."""
+        waits = self.ttft_ms_by_turn
+        return waits[9] / waits[1] if len(waits) >= 10 else None
+
+    @property
+    def ttft_saving(self) -> float | None:
+        """How many times longer turn 10 waits without the cache; None for a shorter chat."""
+        waits = self.ttft_ms_by_turn
+        return self.naive_ttft_ms_by_turn[9] / waits[9] if len(waits) >= 10 else None
+
     def to_json(self) -> str:
         """Return one line of JSON; figures have five significant digits."""
-        return json.dumps(_rounded(asdict(self)), ensure_ascii=False)
+        return json.dumps(rounded(asdict(self)), ensure_ascii=False)
 
 
-def _rounded(value: Any) -> Any:
+def percentile_95(values: Sequence[float]) -> float:
+    """Return the value that 95% of the others do not exceed, interpolated."""
+    return quantiles(values, n=20, method="inclusive")[-1] if len(values) > 1 else values[0]
+
+
+def rounded(value: Any) -> Any:
+    """Return a JSON value with five significant digits in every figure."""
     match value:
         case float():
             return float(f"{value:.5g}")
         case dict():
-            return {key: _rounded(inner) for key, inner in value.items()}
+            return {key: rounded(inner) for key, inner in value.items()}
         case list():
-            return [_rounded(inner) for inner in value]
+            return [rounded(inner) for inner in value]
     return value

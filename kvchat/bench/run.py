@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from statistics import median, quantiles
+from statistics import median
 
 import torch
 
 import kvchat
-from kvchat.bench import peers, speed, texts, turns
+from kvchat.bench import long_chat, peers, speed, texts, turns, worker_child
 from kvchat.bench.bandwidth import bytes_read_per_token, read_bandwidth
 from kvchat.bench.plan import LoadSettings, Plan
 from kvchat.bench.programs import Task
-from kvchat.bench.result import BenchResult, Contestant
+from kvchat.bench.result import BenchResult, Contestant, percentile_95
+from kvchat.bench.worker_child import Errand
 from kvchat.engine.errors import KvchatError
 from kvchat.engine.types import SamplingParams
 from kvchat.models.load import LanguageModel, load
@@ -82,6 +83,9 @@ def measure(
     switches = [speed.branch_switch(engine, decode_ids, branch) for _ in range(plan.repeats)]
     switch_ms = [each.switch_ms for each in switches if each.switch_ms is not None]
 
+    progress("bookkeeping of 200 turns")
+    bookkeeping_ms = long_chat.bookkeeping_ms(llm, turns=200, repeats=plan.light_repeats)
+
     task = Task(
         program="kvchat",
         load=asdict(settings),
@@ -93,6 +97,7 @@ def measure(
     )
     progress("starting processes")
     starts = [peers.measure(task) for _ in range(plan.starts)]
+    sent = worker_child.measure(Errand(asdict(settings), sends=plan.light_repeats))
     compared: list[Contestant] = []
     failures: list[str] = []
     if compare:
@@ -133,6 +138,9 @@ def measure(
         naive_ttft_ms_by_turn=[each.ttft_ms for each in naive],
         branch_switch_ms=median(switch_ms) if switch_ms else None,
         branch_prefill_ms=median(each.prefill_ms for each in switches),
+        bookkeeping_ms_at_200_turns=bookkeeping_ms,
+        send_to_first_event_ms=sent.send_to_first_event_ms,
+        send_to_reply_started_ms=sent.send_to_reply_started_ms,
         bandwidth_gbps=bandwidth,
         bytes_per_token=per_token,
         bandwidth_fraction=per_token * decode_tps / (bandwidth * 1e9),
@@ -140,11 +148,6 @@ def measure(
         plan=plan,
         notes=[*_notes(asked, plan, played=len(chat), stashed=bool(switch_ms)), *failures],
     )
-
-
-def percentile_95(values: Sequence[float]) -> float:
-    """Return the value that 95% of the others do not exceed, interpolated."""
-    return quantiles(values, n=20, method="inclusive")[-1]
 
 
 def _chat(

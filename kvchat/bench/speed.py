@@ -58,11 +58,17 @@ class _Unending:
         return self._sampler.sample(logits, *context)
 
 
+def forbid(engine: Engine, never: Collection[int] = ()) -> None:
+    """Let replies run to max_tokens: no id that ends a reply is drawn, and none of `never`."""
+    ids = {*never, *engine.eog_ids}
+    engine.sampler = _Unending(engine.sampler, ids)  # type: ignore[assignment]
+
+
 @contextmanager
 def forced_length(engine: Engine, never: Collection[int] = ()) -> Iterator[None]:
-    """Let replies run to max_tokens: no id that ends a reply is drawn, and none of `never`."""
+    """`forbid`, for a while."""
     sampler = engine.sampler
-    engine.sampler = _Unending(sampler, {*never, *engine.eog_ids})  # type: ignore[assignment]
+    forbid(engine, never)
     try:
         yield
     finally:

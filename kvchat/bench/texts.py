@@ -35,5 +35,9 @@ def message(tokenizer: Tokenizer, n: int, nth: int) -> str:
 def prompt(tokenizer: Tokenizer, n: int, nth: int = 0) -> list[int]:
     """Return exactly `n` ids of text, begun as the model wants it."""
     bos = [tokenizer.bos_id] if tokenizer.add_bos_default and tokenizer.bos_id is not None else []
-    passage = tokenizer.encode_plain(words_from(nth) + " ")
-    return [*bos, *islice(cycle(passage), n - len(bos))]
+    return [*bos, *tokens(tokenizer, n - len(bos), nth)]
+
+
+def tokens(tokenizer: Tokenizer, n: int, nth: int = 0) -> list[int]:
+    """Return exactly `n` ids of text, begun in the middle of something."""
+    return [*islice(cycle(tokenizer.encode_plain(words_from(nth) + " ")), n)]

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvchat.bench.plan import LoadSettings, Plan
+from kvchat.bench.plan import LoadSettings, Plan, UiPlan
 from kvchat.cli.loading import make_available
 from kvchat.cli.options import MODEL, takes_settings
 from kvchat.cli.output import Output, status
+from kvchat.engine.errors import SettingError
 from kvchat.settings import Settings
+
+if TYPE_CHECKING:
+    from kvchat.bench.report import Report
+    from kvchat.bench.result import BenchResult
+    from kvchat.bench.ui import UiResult
+    from kvchat.bench.ui_report import UiReport
 
 
 @takes_settings(MODEL)
@@ -28,19 +36,14 @@ def bench(  # noqa: PLR0917 (the command line passes them all by name)
     repeats: Annotated[
         int | None, typer.Option("--repeats", help="Measurements behind each median.")
     ] = None,
+    ui: Annotated[bool, typer.Option("--ui", help="Measure the screen program instead.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead of a table.")
     ] = False,
 ) -> None:
     """Measure prefill, decode and the wait for the first token, with the cache and without it."""
-    given = {name: n for name, n in (("turns", turns), ("repeats", repeats)) if n is not None}
-    plan = replace(Plan.quick() if quick else Plan(), **given)
     output = Output()
     make_available(settings.model)
-
-    from kvchat.bench.report import Report
-    from kvchat.bench.run import run
-
     load = LoadSettings(
         model=settings.model,
         device=settings.device,
@@ -49,11 +52,39 @@ def bench(  # noqa: PLR0917 (the command line passes them all by name)
         ctx=settings.ctx,
         threads=settings.threads,
     )
+    given = {name: n for name, n in (("turns", turns), ("repeats", repeats)) if n is not None}
+    result: BenchResult | UiResult
+    report: Report | UiReport
     try:
-        result = run(load, plan, compare=compare or (), progress=status)
+        if ui:
+            if compare or turns is not None:
+                raise SettingError("--compare and --turns have no meaning with --ui")
+            result, report = _screen(load, quick, given)
+        else:
+            result, report = _chat(load, quick, given, compare or ())
     finally:
         status("")
     if as_json:
         output.write(result.to_json() + "\n")
     else:
-        output.show(Report(result))
+        output.show(report)
+
+
+def _chat(
+    load: LoadSettings, quick: bool, given: dict[str, int], compare: Sequence[str]
+) -> tuple[BenchResult, Report]:
+    plan = replace(Plan.quick() if quick else Plan(), **given)
+    from kvchat.bench.report import Report
+    from kvchat.bench.run import run
+
+    result = run(load, plan, compare=compare, progress=status)
+    return result, Report(result)
+
+
+def _screen(load: LoadSettings, quick: bool, given: dict[str, int]) -> tuple[UiResult, UiReport]:
+    plan = replace(UiPlan.quick() if quick else UiPlan(), **given)
+    from kvchat.bench.ui import measure
+    from kvchat.bench.ui_report import UiReport
+
+    result = measure(load, plan, progress=status)
+    return result, UiReport(result)

@@ -1,22 +1,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-import torch
 from rich.console import Console, Group
 from tiny import tiny_model
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from kvchat import cli
-from kvchat.bench import peers, report, speed, texts, turns
+from kvchat.bench import goals, peers, report, speed, texts, turns
 from kvchat.bench.bandwidth import bytes_read_per_token
 from kvchat.bench.plan import LoadSettings, Plan
 from kvchat.bench.programs import Task
-from kvchat.bench.result import BenchResult, Contestant
-from kvchat.bench.run import percentile_95, run
+from kvchat.bench.result import BenchResult, Contestant, percentile_95
+from kvchat.bench.run import run
 from kvchat.engine.engine import Engine
 from kvchat.engine.errors import KvchatError, SettingError
 from kvchat.engine.types import SamplingParams
@@ -28,6 +27,7 @@ PROMISED = """
     model device dtype quant threads weight_bytes kv_bytes_per_token prefill_tps decode_tps
     decode_ms_p50 decode_ms_p95 ttft_ms_by_turn reused_by_turn new_by_turn
     naive_ttft_ms_by_turn bandwidth_gbps bandwidth_fraction
+    bookkeeping_ms_at_200_turns send_to_first_event_ms
 """
 
 SMALL = Plan(
@@ -42,37 +42,8 @@ SMALL = Plan(
     branch_tokens=30,
     starts=1,
     rounds=1,
+    light_repeats=2,
 )
-
-
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Hugging Face folder of a tiny random Llama over bytes, ChatML's control tokens added."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    path = tmp_path_factory.mktemp("tiny-llama")
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Tokenizer(models.BPE({char: nth for nth, char in enumerate(alphabet)}, []))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens(["<|im_start|>", "<|im_end|>"])
-    backend.save(str(path / "tokenizer.json"))
-    (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=258,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        initializer_range=0.3,
-        bos_token_id=None,
-        eos_token_id=257,
-    )
-    LlamaForCausalLM(config).save_pretrained(path)
-    return path
 
 
 @pytest.fixture
@@ -159,6 +130,7 @@ def test_an_embedding_counts_as_read_only_where_it_is_the_head(tied: bool) -> No
 def test_percentile_interpolates() -> None:
     assert percentile_95(list(range(101))) == pytest.approx(95)
     assert percentile_95([1.0, 2.0]) == pytest.approx(1.95)
+    assert percentile_95([3.0]) == 3.0
 
 
 def test_a_plan_fits_itself_into_the_context() -> None:
@@ -241,6 +213,19 @@ def test_the_report_shows_both_waits_of_every_turn(result: BenchResult) -> None:
         assert report.milliseconds(ms) in text
     assert "kvchat, as set / transformers" in text
     assert all(len(line) <= 100 for line in text.splitlines())
+
+
+def test_the_report_puts_goals_beside_figures(result: BenchResult) -> None:
+    lines = [line for line in shown(result).splitlines() if " goal " in line]
+    measured = [goal.name for goal in goals.CHAT if getattr(result, goal.figure) is not None]
+    assert [line.split("  ")[0] for line in lines] == measured
+    assert "bookkeeping after 200 turns" in measured
+    assert "turn 10" not in "".join(lines)
+    long = replace(
+        result, ttft_ms_by_turn=[2.0] * 9 + [3.0], naive_ttft_ms_by_turn=[3.0] * 9 + [60.0]
+    )
+    assert (long.ttft_growth, long.ttft_saving) == (1.5, 20.0)
+    assert "20.0 ×  goal ≥ 15.0 ×   reached" in shown(long)
 
 
 def test_bars_are_to_scale() -> None:
