@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 
 from kvchat.engine.errors import TemplateError
+
+_PRIVATE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
+"""Private-use code points; the first of them keep a text at two bytes a character in memory."""
 
 
 def unused_characters(texts: Iterable[str]) -> Iterator[str]:
@@ -41,7 +45,7 @@ def _beyond_ascii(texts: Iterable[str]) -> set[str]:
 
 
 def _unused(used: set[str]) -> Iterator[str]:
-    for code in range(0x10FFFD, 0xEFFFF, -1):
+    for code in chain(*_PRIVATE):
         if chr(code) not in used:
             yield chr(code)
     raise TemplateError("The conversation uses up Unicode's private-use characters: shorten it.")
