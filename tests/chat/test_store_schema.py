@@ -1,0 +1,132 @@
+"""Databases of other versions, of other programs, and where nothing can be written."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from chat.store_helpers import image, say
+
+from kvchat.chat.conversation import Conversation
+from kvchat.chat.store import Store
+from kvchat.chat.store_errors import StoreError
+from kvchat.chat.store_schema import MIGRATIONS, prepare
+
+NEXT = (*MIGRATIONS, "ALTER TABLE chats ADD COLUMN colour TEXT NOT NULL DEFAULT 'green';")
+"""What the next version may do."""
+
+
+def fill(path: Path) -> Conversation:
+    store, chat = Store(path), Conversation("Be brief.")
+    say(chat, "公园", [1, 2])
+    store.save(chat)
+    store.close()
+    return chat
+
+
+def version(path: Path) -> int:
+    with closing(sqlite3.connect(path)) as db:
+        return db.execute("PRAGMA user_version").fetchone()[0]
+
+
+def test_an_older_database_is_migrated_and_a_copy_kept(tmp_path: Path) -> None:
+    path = tmp_path / "chats.db"
+    chat = fill(path)
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        copy = prepare(db, path, NEXT)
+        assert db.execute("SELECT colour FROM chats").fetchall() == [("green",)]
+        assert prepare(db, path, NEXT) is None
+    assert copy is not None
+    assert (version(path), version(copy)) == (len(NEXT), len(MIGRATIONS))
+    assert image(Store(copy).load(chat.id)) == image(chat)
+    assert copy.stat().st_mode & 0o077 == 0
+
+
+def test_a_migration_that_fails_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "chats.db"
+    chat = fill(path)
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        with pytest.raises(sqlite3.OperationalError):
+            prepare(db, path, (*NEXT, "DROP TABLE turns;\nSELECT nothing;"))
+        assert not db.in_transaction
+    assert version(path) == len(MIGRATIONS)
+    assert image(Store(path).load(chat.id)) == image(chat)
+
+
+def test_a_newer_database_is_refused_untouched(tmp_path: Path) -> None:
+    path = tmp_path / "chats.db"
+    fill(path)
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        prepare(db, path, NEXT)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    with pytest.raises(StoreError, match="newer kvchat"):
+        Store(path).chats()
+    with pytest.raises(StoreError, match="newer kvchat"):
+        Store(path).save(Conversation())
+        Store(path).tidy()
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+
+
+def test_a_database_of_another_program_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "chats.db"
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("CREATE TABLE theirs (x)")
+        db.commit()
+    before = path.read_bytes()
+    with pytest.raises(StoreError, match="another program"):
+        Store(path).chats()
+    assert path.read_bytes() == before
+
+
+@pytest.fixture
+def public_folder() -> Iterator[Path]:
+    """A folder that others can reach into."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        yield folder
+        folder.chmod(0o755)
+
+
+READER = """
+import os, sys
+from pathlib import Path
+from kvchat.chat.conversation import Conversation
+from kvchat.chat.store import Store
+from kvchat.chat.store_errors import StoreError
+if os.geteuid() == 0:
+    os.setuid(65534)
+store = Store(Path(sys.argv[1]))
+chat = store.chats()[0]
+store.load(chat.id)
+assert len(store.search("公园")) == 1
+try:
+    store.rename(chat.id, "x")
+except StoreError as error:
+    print("refused:", error)
+store.close()
+"""
+
+
+def test_a_folder_that_cannot_be_written_can_be_read(public_folder: Path) -> None:
+    path = public_folder / "chats.db"
+    fill(path)
+    path.chmod(0o444)
+    public_folder.chmod(0o555)
+    done = subprocess.run(
+        [sys.executable, "-c", READER, str(path)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("refused:")
+    assert "permissions" in done.stdout
