@@ -7,10 +7,9 @@ import logging
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 from kvchat import settings
@@ -44,8 +43,7 @@ def default_path() -> Path:
     return settings.data_dir() / "chats.db"
 
 
-@dataclass(frozen=True, slots=True)
-class ChatSummary:
+class ChatSummary(NamedTuple):
     """A chat in the list."""
 
     id: str

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import resource
 import signal
 import sqlite3
 import subprocess
@@ -27,6 +26,8 @@ from kvchat.chat.store import Store
 from kvchat.chat.store_errors import ChatInUseError
 from kvchat.chat.worker import Worker
 from kvchat.engine.types import TokenGenerated
+
+resource = pytest.importorskip("resource", reason="limits of a process, which POSIX has")
 
 
 class Desk:
