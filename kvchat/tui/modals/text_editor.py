@@ -30,7 +30,8 @@ class TextEditor(Dialog[str]):
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("ctrl+s", "save", "Save", id="editor.save", priority=True),
+        # Not with priority, or it would overtake letters that came just before it, in one burst.
+        Binding("ctrl+s", "save", "Save", id="editor.save"),
     ]
     DEFAULT_CSS = """
     TextEditor {
