@@ -20,6 +20,7 @@ from kvchat.cli import app, loading, run
 from kvchat.cli.interrupts import Interrupts
 from kvchat.cli.output import Output
 from kvchat.cli.progress import Bar
+from kvchat.models import pull as pull_module
 from kvchat.models.catalog import CATALOG, find
 from kvchat.settings import config_file, log_file, models_dir
 
@@ -511,7 +512,7 @@ def test_the_first_start_fetches_the_default_model_and_names_better_ones(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fetched = []
-    monkeypatch.setattr(loading, "pull", lambda name, progress: fetched.append(name))
+    monkeypatch.setattr(pull_module, "pull", lambda name, progress: fetched.append(name))
     loading.make_available("smollm2")
     assert fetched == ["smollm2"]
     [line] = capsys.readouterr().err.splitlines()

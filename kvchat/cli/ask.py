@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
-from kvchat.chat.ask import ask as ask_model
 from kvchat.cli import INTERRUPTED
 from kvchat.cli.interrupts import Interrupts
 from kvchat.cli.loading import load_model, make_available
@@ -70,6 +69,8 @@ def ask(  # noqa: PLR0917 (the command line passes them all by name)
         if no_cache:
             _forget_everything(llm)
         params = llm.defaults.updated(**settings.sampling)
+        from kvchat.chat.ask import ask as ask_model
+
         events = ask_model(llm, prompt, params, system=settings.system or "", raw=raw)
         writer = _JsonLines(output) if as_json else _Text(output, prompt if raw else "")
         finished = _write(_until_interrupted(events, llm.engine.cancel, interrupts), writer)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvchat.chat.lines import Keyboard, Lines, Pipe
-from kvchat.chat.plain import PlainChat
 from kvchat.cli import FAILED
 from kvchat.cli.loading import make_available
 from kvchat.cli.logs import log_to_file
@@ -18,6 +16,9 @@ from kvchat.cli.output import Output, is_terminal, note
 from kvchat.engine.errors import KvchatError
 from kvchat.engine.types import SamplingParams
 from kvchat.settings import Settings
+
+if TYPE_CHECKING:
+    from kvchat.chat.lines import Lines
 
 
 @takes_settings(MODEL, CHAT, SCREEN, SAMPLING)
@@ -62,6 +63,8 @@ def line_by_line(settings: Settings) -> None:
     Raises:
         KvchatError: the model cannot be loaded, or there is nowhere to read from or write to.
     """
+    from kvchat.chat.plain import PlainChat
+
     log_to_file()
     make_available(settings.model)
     output = Output()
@@ -85,6 +88,8 @@ def line_by_line(settings: Settings) -> None:
 
 
 def _lines(output: Output) -> Lines:
+    from kvchat.chat.lines import Keyboard, Pipe
+
     if sys.stdin is None:
         raise KvchatError("standard input is closed, so there is nothing to read from")
     if is_terminal(sys.stdin):

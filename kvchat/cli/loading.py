@@ -9,14 +9,13 @@ from kvchat.cli.output import note
 from kvchat.cli.progress import Bar
 from kvchat.engine.types import LoadProgress
 from kvchat.models import catalog
-from kvchat.models.locate import locate, require
-from kvchat.models.pull import PullProgress, pull
 from kvchat.settings import Settings
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from kvchat.models.load import LanguageModel
+    from kvchat.models.pull import PullProgress
 
 BETTER = ("llama-3.2-3b", "qwen3-1.7b", "qwen3-4b")
 """What the first start recommends, of the catalogue."""
@@ -48,6 +47,8 @@ def make_available(name: str) -> None:
     Raises:
         KvchatError: there is no such model, or it cannot be fetched.
     """
+    from kvchat.models.locate import locate, require
+
     if locate(name) is not None:
         return
     if name != Settings().model:
@@ -63,6 +64,8 @@ def make_available(name: str) -> None:
 
 def fetch(name: str) -> Path:
     """Pull a model, with a progress bar or, without a terminal, a line for each phase."""
+    from kvchat.models.pull import pull
+
     with Bar("bytes", delay=0.0, announce=True) as bar:
 
         def report(progress: PullProgress) -> None:
