@@ -18,12 +18,15 @@ _SCRIPTS: tuple[tuple[str, str], ...] = (
 """ISO 639-1 codes, each with its script (Unicode blocks); the commonest language of a script."""
 
 _LETTER = re.compile(r"[^\W\d_]")
+_SAMPLE = 2_000
+"""Characters that are looked at."""
 _SHARE = 0.3
 """How much of a text has to be in a script: a quoted word does not make a language."""
 
 
 def language_of(text: str) -> str | None:
     """Return the ISO 639-1 code of a text's language; None where its script does not tell."""
+    text = text[:_SAMPLE]
     letters = len(_LETTER.findall(text))
     if not letters:
         return None

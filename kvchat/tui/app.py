@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import logging
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar
 
 from textual import on
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
+from textual.filter import LineFilter
 from textual.screen import Screen
 
 from kvchat.chat.commands import Load
 from kvchat.chat.worker import Worker
 from kvchat.settings import Settings, log_file, remember
+from kvchat.tui.ascii_filter import AsciiFilter, speaks_unicode
 from kvchat.tui.bridge import EngineUpdate, EventBridge
 from kvchat.tui.clipboard import fill_clipboard, osc52
+from kvchat.tui.keymap import Keymap
 from kvchat.tui.main_screen import MainScreen
 from kvchat.tui.modals.text_editor import TextEditor
 from kvchat.tui.modals.theme_picker import ThemePicker
 from kvchat.tui.native_output import native_output_to
+from kvchat.tui.palette import palette_commands
 from kvchat.tui.theming import load_themes
 
 log = logging.getLogger(__name__)
+
+_PROBLEMS_SHOWN = 4
+"""More of them at once would not fit on a small screen; the log has all."""
 
 
 class KvchatApp(App[None]):
@@ -42,17 +53,39 @@ class KvchatApp(App[None]):
     HORIZONTAL_BREAKPOINTS = [(0, "-tiny"), (60, "-narrow"), (100, "-wide")]  # noqa: RUF012
     VERTICAL_BREAKPOINTS = [(0, "-flat"), (20, "-tall")]  # noqa: RUF012
     ESCAPE_TO_MINIMIZE = False
+    ENABLE_COMMAND_PALETTE = False  # with a key and a place in the footer of its own: chat.commands
 
+    BINDING_GROUP_TITLE = "Anywhere"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("ctrl+q", "quit", "Quit", id="app.quit", show=False, priority=True),
-        Binding("f3", "choose_theme", "Theme", id="app.theme", show=False),
+        Binding(
+            "ctrl+q",
+            "quit",
+            "Quit",
+            id="app.quit",
+            show=False,
+            priority=True,
+            tooltip="Leave kvchat",
+        ),
+        Binding(
+            "f3",
+            "choose_theme",
+            "Theme",
+            id="app.theme",
+            show=False,
+            tooltip="Choose a colour theme",
+        ),
     ]
 
     def __init__(self, settings: Settings, problems: Sequence[str] = ()) -> None:
         # Without colours nothing but the terminal's own attributes; Textual alone would go grey.
         super().__init__(ansi_color=True if "NO_COLOR" in os.environ else None)
+        self.use_command_palette = True
         self.settings = settings
-        self._problems = list(problems)
+        self.speaks_unicode = speaks_unicode()
+        """Whether the terminal shows more than ASCII."""
+        self.keymap = Keymap.of(settings.keys)
+        self.set_keymap(self.keymap.keys)
+        self._problems = [*problems, *self.keymap.problems]
         self.themes = load_themes()
         self.themes.register(self)
         name, problem = self.themes.choose(
@@ -66,15 +99,45 @@ class KvchatApp(App[None]):
         self.worker: Worker | None = None
         self.fault = ""
         """What to tell the user after a fault of ours has ended the program."""
-        self.set_keymap(dict(settings.keys))
 
     def on_mount(self) -> None:
         """Show the screen, then start the engine thread behind it."""
+        self._leave_when_told()
         self.push_screen(MainScreen(self.settings.stash_mb * 2**20))
-        for problem in self._problems:
-            self.notify(problem, title="Settings", severity="warning", timeout=10, markup=False)
+        self._tell_problems()
         # The first paint must not wait for the interpreter lock that importing torch holds.
         self.call_after_refresh(self._start_worker)
+
+    def _tell_problems(self) -> None:
+        for problem in self._problems:
+            log.warning("settings: %s", problem)
+        shown = self._problems[:_PROBLEMS_SHOWN]
+        if more := len(self._problems) - len(shown):
+            shown.append(f"And {more} more; they are in the log, which `kvchat doctor` names.")
+        if shown:
+            self.notify(
+                "\n\n".join(shown),
+                title="Settings",
+                severity="warning",
+                timeout=10 + 5 * len(shown),
+                markup=False,
+            )
+
+    def _leave_when_told(self) -> None:
+        """Give the terminal back when somebody ends the program from outside."""
+        loop = asyncio.get_running_loop()
+        for name in ("SIGTERM", "SIGHUP"):
+            number = getattr(signal, name, None)
+            if number is not None:
+                with suppress(NotImplementedError, RuntimeError, ValueError):  # not here
+                    loop.add_signal_handler(
+                        number, partial(self.exit, return_code=128 + int(number))
+                    )
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        """Return what changes lines before they are shown."""
+        filters = super().get_line_filters()
+        return filters if self.speaks_unicode else [*filters, AsciiFilter()]
 
     def _start_worker(self) -> None:
         settings = self.settings
@@ -104,18 +167,11 @@ class KvchatApp(App[None]):
     def _main_screen(self) -> MainScreen:
         return next(screen for screen in self.screen_stack if isinstance(screen, MainScreen))
 
-    def get_system_commands(self, screen: Screen[Any]) -> Any:
-        """Yield the palette's commands: the main screen's actions, and the app's own."""
+    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
+        """Yield the palette's commands: whatever has a key."""
         main = self._main_screen
-        for binding in main.BINDINGS:
-            if isinstance(binding, Binding) and binding.description:
-                yield SystemCommand(
-                    binding.description,
-                    f"{binding.tooltip or binding.description} ({binding.key})",
-                    _runner(main, binding.action),
-                )
-        yield SystemCommand("Theme", "Choose a colour theme", self.action_choose_theme)
-        yield SystemCommand("Quit", "Leave kvchat", self.action_quit)
+        nodes = (("", main), ("Message: ", main.transcript), ("", self))
+        return palette_commands(nodes, self.keymap)
 
     def _fatal_error(self) -> None:
         """Put the traceback into the log, not on the user's terminal."""
@@ -140,18 +196,13 @@ class KvchatApp(App[None]):
         self.push_screen(ThemePicker(self.themes), chosen)
 
 
-def _runner(screen: Screen[Any], action: str) -> Callable[[], Any]:
-    async def run() -> None:
-        await screen.run_action(action)
-
-    return run
-
-
 def run(settings: Settings, problems: Sequence[str] = ()) -> int:
     """Run the screen program until the user leaves it; return the exit status."""
     with native_output_to(log_file()):
         app = KvchatApp(settings, problems)
         app.run()
+    # The interpreter's last collection would walk all that torch has made, which takes a second.
+    gc.freeze()
     if app.fault:
         print(app.fault, file=sys.stderr)
     return app.return_code or 0

@@ -58,4 +58,5 @@ class EventBridge:
             events, self._events = self._events, []
             self._outstanding = False
         self._last = time.monotonic()
-        handle(events)
+        if self._app.is_running:  # the widgets go before the engine's thread does
+            handle(events)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from textual import events, getters, on, work
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
 from textual.reactive import var
 from textual.screen import Screen
@@ -36,6 +36,7 @@ from kvchat.chat.nodes import Node
 from kvchat.engine.errors import ContextOverflowError, KvchatError
 from kvchat.models.catalog import find, for_language
 from kvchat.models.languages import language_of
+from kvchat.tui.chat_keys import CHAT_KEYS
 from kvchat.tui.event_feed import EventFeed
 from kvchat.tui.glyphs import ASCII, UNICODE
 from kvchat.tui.message_actions import MessageActions
@@ -49,7 +50,7 @@ from kvchat.tui.widgets.cache_panel import CachePanel
 from kvchat.tui.widgets.header import ChatHeader
 from kvchat.tui.widgets.message_area import MessageArea
 from kvchat.tui.widgets.prompt import PromptArea
-from kvchat.tui.widgets.queue import Queued, QueuedMessages
+from kvchat.tui.widgets.queue import Queued, QueuedMessage, QueuedMessages
 from kvchat.tui.widgets.sampling import SamplingPanel
 from kvchat.tui.widgets.sidebar import Sidebar
 from kvchat.tui.widgets.slider import ParamSlider
@@ -60,13 +61,13 @@ if TYPE_CHECKING:
     from kvchat.tui.app import KvchatApp
 
 HINTS = (
-    ("Enter", "sends what you write"),
-    ("Esc", "stops the reply"),
-    ("F2", "goes to the sliders"),
-    ("Ctrl+P", "finds every command"),
-    ("F1", "shows all keys"),
+    ("prompt.send", "sends what you write"),
+    ("chat.stop", "stops the reply"),
+    ("chat.sliders", "goes to the sliders"),
+    ("chat.commands", "finds every command"),
+    ("chat.help", "shows all keys"),
 )
-"""Shown while there is no message."""
+"""Shown, with the keys they are bound to, while there is no message."""
 
 TOO_SMALL = "kvchat needs a terminal of at least 60 × 20 cells. Make this one larger."
 
@@ -75,23 +76,7 @@ class MainScreen(Screen[None]):
     """The chat."""
 
     BINDING_GROUP_TITLE = "Chat"
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "stop", "Stop", id="chat.stop"),
-        Binding("f1", "help", "Help", id="chat.help"),
-        Binding("f2", "toggle_sidebar", "Sliders", id="chat.sliders"),
-        Binding("f4", "choose_model", "Model", id="chat.model"),
-        Binding("f5", "edit_system", "System prompt", id="chat.system", show=False),
-        # A text area has uses of its own for these two.
-        Binding("f6", "branches", "Branches", id="chat.branches", priority=True),
-        Binding("f7", "pause", "Pause", id="chat.pause", priority=True),
-        Binding("f8", "step", "Step", id="chat.step", show=False),
-        Binding("ctrl+r", "regenerate", "Regenerate", id="chat.regenerate"),
-        Binding("ctrl+g", "continue", "Continue", id="chat.continue", show=False),
-        Binding("ctrl+t", "edit_last", "Edit last message", id="chat.edit-last", show=False),
-        Binding("ctrl+n", "new_chat", "New chat", id="chat.new"),
-        Binding("f9", "toggle_thinking", "Thinking on or off", id="chat.thinking", show=False),
-        Binding("f10", "undo_delete", "Undo delete", id="chat.undo-delete", show=False),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [*CHAT_KEYS]
 
     app: getters.app[KvchatApp]
     header = getters.query_one(ChatHeader)
@@ -119,16 +104,12 @@ class MainScreen(Screen[None]):
         yield ChatHeader()
         with Horizontal(id="main"):
             with Vertical(id="chat"):
-                yield Transcript(HINTS)
+                yield Transcript([(self.app.keymap.first(name), what) for name, what in HINTS])
                 yield QueuedMessages()
                 yield PromptArea()
-            yield Sidebar(glyphs=UNICODE if self._speaks_unicode else ASCII)
+            yield Sidebar(glyphs=UNICODE if self.app.speaks_unicode else ASCII)
         yield Static(TOO_SMALL, id="too-small", markup=False)
-        yield Footer(compact=True)
-
-    @property
-    def _speaks_unicode(self) -> bool:
-        return self.app.console.encoding.lower().startswith("utf")
+        yield Footer(compact=True, show_command_palette=False)
 
     def on_mount(self) -> None:
         """One can type at once."""
@@ -163,7 +144,9 @@ class MainScreen(Screen[None]):
         """Remember it, so that it can be undone."""
         self._deleted = deleted
         count = len(deleted.nodes)
-        self.notify(f"Deleted {count} message{'s' * (count > 1)}. F10 brings them back.")
+        what = f"{count} messages" if count > 1 else "the message"
+        key = self.app.keymap.first("chat.undo-delete")
+        self.notify(f"Deleted {what}. {key} brings {'them' if count > 1 else 'it'} back.")
 
     # The prompt
 
@@ -331,8 +314,8 @@ class MainScreen(Screen[None]):
 
     def action_help(self) -> None:
         """Show all keys."""
-        nodes = [self.prompt, self.transcript, self._first_slider, self]
-        self.app.push_screen(HelpScreen(key_groups(self.app, nodes, self.app.settings.keys)))
+        kinds = (PromptArea, Transcript, QueuedMessage, ParamSlider, MainScreen, type(self.app))
+        self.app.push_screen(HelpScreen(key_groups(kinds, self.app.keymap)))
 
     def action_toggle_sidebar(self) -> None:
         """Go to the sliders, and show them if need be; from there, put them away."""

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 from helpers import wait_until
 from textual import events
+from textual.command import CommandPalette
 from textual.pilot import Pilot
 from tiny_chat import DictatedSampler, tiny_llm
 
+from kvchat.chat.events import Paused
 from kvchat.engine.errors import KvchatError
 from kvchat.models import load as load_module
 from kvchat.models.load import LanguageModel
@@ -22,6 +24,7 @@ from kvchat.tui.modals.confirm import Confirm
 from kvchat.tui.modals.help import HelpScreen
 from kvchat.tui.modals.overflow import OverflowQuestion
 from kvchat.tui.modals.text_editor import TextEditor
+from kvchat.tui.widgets.transcript import Transcript
 
 
 @pytest.fixture(autouse=True)
@@ -210,6 +213,18 @@ async def test_editing_a_message_answers_it_anew(llm):
         await c.idle()
 
 
+async def test_saving_does_not_overtake_letters_of_the_same_burst(llm):
+    dictate(llm, "First.", "Second.")
+    async with chat() as c:
+        await c.say("Hi")
+        await c.pilot.press("ctrl+t")
+        await c.until(lambda: isinstance(c.app.screen, TextEditor))
+        for key in ("a", "b", "ctrl+s"):
+            c.app.post_message(events.Key(key, key if len(key) == 1 else None))
+        await c.until(lambda: c.said == [("user", "Hiab"), ("assistant", "Second.")])
+        await c.idle()
+
+
 async def test_a_slider_acts_on_the_next_token_and_leaves_a_mark(llm):
     dictate(llm, "abcdefghij")
     async with chat() as c:
@@ -352,6 +367,53 @@ async def test_every_key_of_the_screen_works_wherever_the_focus_is(llm, focused)
         for binding in (*MainScreen.BINDINGS, *KvchatApp.BINDINGS):
             for key in binding.key.split(","):
                 assert active[key].binding.action == binding.action, key
+
+
+async def test_the_footer_begins_with_what_is_needed_most(llm):
+    async with chat((60, 20)) as c:
+        await c.until(lambda: c.screen.query("FooterKey"))
+        shown = [key.description for key in c.screen.query("FooterKey")]
+        assert shown[:5] == ["Send", "Stop", "Help", "Commands", "Sliders"]
+
+
+async def test_the_palette_offers_all_that_can_be_done_now(llm):
+    async with chat() as c:
+        titles = {command.title for command in c.app.get_system_commands(c.screen)}
+        assert {"Model", "Theme", "Quit", "Help"} <= titles
+        assert not {"Stop", "Regenerate", "Continue"} & titles
+        assert {f"Message: {b.description}" for b in Transcript.BINDINGS} <= titles
+
+
+async def test_the_palette_carries_out_what_is_chosen(llm):
+    dictate(llm, "First.")
+    async with chat() as c:
+        await c.say("Hi")
+        await c.pilot.press("ctrl+p")
+        await c.until(lambda: isinstance(c.app.screen, CommandPalette))
+        c.app.screen.query_one("CommandInput").value = "Message: Delete"
+        await c.until(lambda: c.app.screen.query_one("CommandList").option_count == 1)
+        await c.pilot.press("enter")
+        await c.until(lambda: len(c.said) == 1)
+
+
+async def test_many_problems_with_the_settings_are_one_notification(llm):
+    settings, _ = Settings.load({})
+    app = KvchatApp(settings, [f"problem {n}" for n in range(9)])
+    async with app.run_test(size=(80, 24), notifications=True) as pilot:
+        await wait_until(pilot, lambda: app._notifications)
+        (told,) = app._notifications
+        assert "problem 0" in told.message
+        assert "5 more" in told.message
+
+
+async def test_events_that_come_while_the_screen_is_going_are_dropped(llm):
+    async with chat() as c:
+        pass
+    handled: list[object] = []
+    c.app.bridge.put(Paused())
+    c.app.bridge._hand_over(handled.extend)
+    assert handled == []
+    assert c.app._exception is None
 
 
 async def test_keys_can_be_bound_anew(llm, tmp_path):

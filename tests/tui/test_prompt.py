@@ -249,7 +249,7 @@ async def test_a_copied_fold_is_copied_in_full():
     app = Host()
     async with app.run_test() as pilot:
         app.prompt.paste(LONG)
-        await pilot.press("f7", "ctrl+c")
+        await pilot.press("alt+a", "ctrl+c")
         assert app.clipboard == LONG
         await pilot.press("ctrl+x")
         assert app.prompt.text == ""

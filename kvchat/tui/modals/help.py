@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from textual.app import App, ComposeResult
-from textual.binding import Binding
+from textual.app import ComposeResult
 from textual.containers import ItemGrid, VerticalScroll
 from textual.content import Content
 from textual.dom import DOMNode
-from textual.keys import format_key
 from textual.widgets import Static
 
+from kvchat.tui.keymap import Keymap, own_bindings
 from kvchat.tui.modals.dialog import Dialog
-
-_SYMBOLS = {"up": "↑", "down": "↓", "left": "←", "right": "→", "escape": "Esc", "enter": "Enter"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,52 +58,22 @@ class HelpScreen(Dialog[None]):
                     yield Static(_table(group, width), classes="help--group")
 
 
-def key_groups(
-    app: App[Any], nodes: Iterable[DOMNode], keymap: Mapping[str, str] | None = None
-) -> list[KeyGroup]:
-    """Collect the described keys of the app and of parts of its screen, one group for each kind.
+def key_groups(kinds: Iterable[type[DOMNode]], keymap: Keymap) -> list[KeyGroup]:
+    """Collect the described keys of kinds of widgets and screens, and of the app.
 
     Args:
-        app: comes last.
-        nodes: widgets and screens; only bindings of kvchat's own classes are taken.
-        keymap: keys that replace others, by binding id, as given to `App.set_keymap`.
+        kinds: each is a group, under its `BINDING_GROUP_TITLE`.
+        keymap: which keys the user has bound.
     """
-    groups: dict[str, dict[str, list[str]]] = {}
-    for node in (*nodes, app):
-        title = node.BINDING_GROUP_TITLE or _spaced(type(node).__name__)
-        if isinstance(node, App):
-            title = "Anywhere"
-        keys = groups.setdefault(title, {})
-        for binding in _own_bindings(type(node)):
-            pressed = (keymap or {}).get(binding.id or "") or binding.key
-            shown = keys.setdefault(binding.description, [])
-            shown += [name for key in pressed.split(",") if (name := _shown(key)) not in shown]
-    if app.ENABLE_COMMAND_PALETTE:
-        groups["Anywhere"]["Command palette"] = [_shown(app.COMMAND_PALETTE_BINDING)]
-    return [
-        KeyGroup(title, tuple((" ".join(pressed), what) for what, pressed in keys.items()))
-        for title, keys in groups.items()
-        if keys
-    ]
-
-
-def _own_bindings(kind: type) -> Iterable[Binding]:
-    for cls in kind.__mro__:
-        if cls.__module__.startswith("kvchat.") or cls is App:
-            for binding in cls.__dict__.get("BINDINGS", ()):
-                made = binding if isinstance(binding, Binding) else Binding(*binding)
-                if made.description and not made.system:
-                    yield made
-
-
-def _shown(key: str) -> str:
-    *modifiers, last = key.strip().split("+")
-    name = _SYMBOLS.get(last) or format_key(last)
-    return "+".join([*map(str.capitalize, modifiers), name[:1].upper() + name[1:]])
-
-
-def _spaced(name: str) -> str:
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).capitalize()
+    groups = []
+    for kind in kinds:
+        keys: dict[str, list[str]] = {}
+        for binding in own_bindings(kind):
+            pressed = keys.setdefault(binding.description, [])
+            pressed += [key for key in keymap.pressed(binding) if key not in pressed]
+        title = kind.BINDING_GROUP_TITLE or kind.__name__
+        groups.append(KeyGroup(title, tuple((" ".join(v), what) for what, v in keys.items())))
+    return groups
 
 
 def _table(group: KeyGroup, width: int) -> Content:

@@ -33,7 +33,7 @@ _JOINERS = "\N{ZERO WIDTH NON-JOINER}\N{ZERO WIDTH JOINER}"
 _LABEL = re.compile("⟦pasted [^⟦⟧\n]*⟧")
 
 
-class MessageArea(TextArea):
+class MessageArea(TextArea, inherit_bindings=False):
     """A text area for messages.
 
     Long pastes become a label on one line; so does any text with characters that a text area
@@ -43,12 +43,16 @@ class MessageArea(TextArea):
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
+        # Function keys belong to the program.
+        *(b for b in TextArea.BINDINGS if isinstance(b, Binding) and b.key not in ("f6", "f7")),
         Binding("ctrl+o", "open_paste", "Open paste", id="message.open-paste", show=False),
+        Binding("alt+a", "select_all", "Select all", id="message.select-all", show=False),
     ]
     """
     | Key | What it does |
     | :- | :- |
     | ctrl+o | Replace a label by its text, to be changed. |
+    | alt+a | Select all. |
     """
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"message-area--label"}

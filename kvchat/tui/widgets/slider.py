@@ -29,15 +29,22 @@ class ParamSlider(Widget, can_focus=True):
     A hollow thumb stands at the default, a filled one elsewhere, with a tick where the default is.
     """
 
+    BINDING_GROUP_TITLE = "Sliders"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("left", "step(-1)", "Less", show=False),
-        Binding("right", "step(1)", "More", show=False),
-        Binding("shift+left", "step(-10)", "Much less", show=False),
-        Binding("shift+right", "step(10)", "Much more", show=False),
-        Binding("home", "first", "Lowest", show=False),
-        Binding("end", "last", "Highest", show=False),
-        Binding("r,backspace,delete", "reset", "Reset", tooltip="Back to the model's default"),
-        Binding("enter", "type", "Type a value"),
+        Binding("left", "step(-1)", "Less", id="slider.less", show=False),
+        Binding("right", "step(1)", "More", id="slider.more", show=False),
+        Binding("shift+left", "step(-10)", "Much less", id="slider.much-less", show=False),
+        Binding("shift+right", "step(10)", "Much more", id="slider.much-more", show=False),
+        Binding("home", "first", "Lowest", id="slider.lowest", show=False),
+        Binding("end", "last", "Highest", id="slider.highest", show=False),
+        Binding(
+            "r,backspace,delete",
+            "reset",
+            "Reset",
+            id="slider.reset",
+            tooltip="Back to the model's default",
+        ),
+        Binding("enter", "type", "Type a value", id="slider.type"),
     ]
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {

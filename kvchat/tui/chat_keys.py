@@ -1,0 +1,44 @@
+"""The keys of the chat: what is pressed, what it does, and what the palette says about it."""
+
+from __future__ import annotations
+
+from textual.binding import Binding
+
+
+def _key(
+    key: str, action: str, description: str, tooltip: str, *, id: str, show: bool = False
+) -> Binding:
+    return Binding(key, action, description, id=f"chat.{id}", tooltip=tooltip, show=show)
+
+
+CHAT_KEYS = (
+    _key("escape", "stop", "Stop", "End the reply and keep what came", id="stop", show=True),
+    _key("f1", "help", "Help", "Show all keys", id="help", show=True),
+    _key(
+        "ctrl+p", "app.command_palette", "Commands", "Find every command", id="commands", show=True
+    ),
+    _key("f2", "toggle_sidebar", "Sliders", "Go to the sliders and back", id="sliders", show=True),
+    _key(
+        "ctrl+r",
+        "regenerate",
+        "Regenerate",
+        "Write the last reply anew, beside the old one",
+        id="regenerate",
+        show=True,
+    ),
+    _key("f7", "pause", "Pause", "Hold the reply, or let it go on", id="pause", show=True),
+    _key("f4", "choose_model", "Model", "Chat with another model", id="model", show=True),
+    _key(
+        "f6", "branches", "Branches", "Go to another branch of the chat", id="branches", show=True
+    ),
+    _key("ctrl+n", "new_chat", "New chat", "Begin another chat", id="new", show=True),
+    _key("f5", "edit_system", "System prompt", "Change what the model is told first", id="system"),
+    _key("f8", "step", "Step", "Write one token and hold the reply", id="step"),
+    _key("ctrl+g", "continue", "Continue", "Let the last reply go on", id="continue"),
+    _key("ctrl+t", "edit_last", "Edit last message", "Change what you said last", id="edit-last"),
+    _key(
+        "f9", "toggle_thinking", "Thinking on or off", "Where the model has a switch", id="thinking"
+    ),
+    _key("f10", "undo_delete", "Undo delete", "Put back what was deleted last", id="undo-delete"),
+)
+"""In the order of the footer."""
