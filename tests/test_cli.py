@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -291,6 +293,13 @@ def test_bad_stdin(kvchat: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert kvchat("ask").failed(1, "stdin has more than")
 
 
+def test_arguments_are_utf_8_whatever_the_locale_says(kvchat: Any, babbler: Path) -> None:
+    undecoded = "你好".encode().decode("ascii", "surrogateescape")
+    ran = ask(kvchat, babbler, "--raw", "--max-tokens", 1, undecoded)
+    assert ran.out.startswith("你好")
+    assert ask(kvchat, babbler, "a\udcff").failed(2, "UTF-8")
+
+
 def test_a_prompt_longer_than_the_context_says_by_how_much(kvchat: Any, babbler: Path) -> None:
     for flag in ("--raw", "--json", "--no-cache"):
         ran = ask(kvchat, babbler, "x" * 100, "--ctx", 50, flag, "--system", "s")
@@ -368,6 +377,25 @@ def written(monkeypatch: pytest.MonkeyPatch, text: str, encoding: str, terminal:
     return data
 
 
+def test_stderr_that_fails_changes_nothing(
+    kvchat: Any, babbler: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", Stdout("utf-8", False, OSError(errno.ENOSPC, "full")))
+    ran = ask(kvchat, babbler, "hi", "--stats", "--max-tokens", 2)
+    assert (ran.status, bool(ran.out)) == (0, True)
+
+
+@pytest.mark.parametrize("args", [["--help"], ["ask", "--help"], ["models"], ["--version"]])
+def test_a_closed_pipe_is_no_failure(args: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    ran = subprocess.run(
+        [sys.executable, "-m", "kvchat", *args], stdout=writer, stderr=subprocess.PIPE, check=False
+    )
+    os.close(writer)
+    assert (ran.returncode, ran.stderr) == (0, b"")
+
+
 def test_only_terminals_are_protected(monkeypatch: pytest.MonkeyPatch) -> None:
     assert written(monkeypatch, "\x1b[1m\r", "utf-8", terminal=False) == b"\x1b[1m\r"
     assert written(monkeypatch, "\x1b[1m\r", "utf-8", terminal=True) == "␛[1m".encode()
@@ -431,6 +459,20 @@ def test_the_first_interrupt_asks_and_the_second_stops() -> None:
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_interrupts_on_the_way_out_are_not_heard() -> None:
+    script = (
+        "import atexit, os, signal, sys\n"
+        "from kvchat import cli\n"
+        "def strike(*_): os.kill(os.getpid(), signal.SIGINT)\n"
+        "def run(_): strike(); strike()\n"
+        "cli.run = run\n"
+        "atexit.register(strike)\n"
+        "cli.main([])\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (130, b"", b"")
 
 
 def test_an_ignored_interrupt_stays_ignored() -> None:

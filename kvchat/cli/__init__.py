@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 import traceback
@@ -19,7 +20,13 @@ DONE, FAILED, BAD_USAGE, INTERRUPTED = 0, 1, 2, 130
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command line and exit."""
-    sys.exit(run(sys.argv[1:] if args is None else args))
+    try:
+        status = run(sys.argv[1:] if args is None else args)
+    except KeyboardInterrupt:  # one more, while the first was dealt with
+        status = INTERRUPTED
+    # From here on there is nothing to interrupt but the interpreter's own last words.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.exit(status)
 
 
 def run(args: Sequence[str]) -> int:
@@ -37,7 +44,7 @@ def run(args: Sequence[str]) -> int:
         status = invoke(list(args))
     except KeyboardInterrupt:
         status = INTERRUPTED
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit):  # the latter is rich's way to say the same
         status = DONE  # whoever read our output has all they wanted
     except SettingError as error:
         status = BAD_USAGE

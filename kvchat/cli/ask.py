@@ -31,7 +31,7 @@ from kvchat.settings import Settings
 if TYPE_CHECKING:
     from kvchat.models.load import LanguageModel
 
-STDIN_LIMIT = 16 * 2**20
+STDIN_LIMIT = 4 * 2**20
 """Bytes of stdin that are read at most: no context here holds as much."""
 
 _NOTICE_SECONDS = 1.0
@@ -118,11 +118,19 @@ def _prompt(words: list[str]) -> str:
         SettingError: both are empty.
         KvchatError: stdin is not usable.
     """
-    parts = [" ".join(words), "" if is_terminal(sys.stdin) else _read_stdin()]
+    parts = [_typed(" ".join(words)), "" if is_terminal(sys.stdin) else _read_stdin()]
     prompt = "\n\n".join(part for part in parts if part.strip())
     if not prompt:
         raise SettingError('there is nothing to ask; try `kvchat ask "Why is the sky blue?"`')
     return prompt
+
+
+def _typed(text: str) -> str:
+    """Return an argument's text; where the locale says otherwise it is UTF-8 all the same."""
+    try:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8")
+    except UnicodeError as error:
+        raise SettingError("the question is not UTF-8 text; check the terminal's locale") from error
 
 
 def _read_stdin() -> str:

@@ -16,6 +16,7 @@ import typer
 
 from kvchat import __version__
 from kvchat.chat.plain_text import one_line
+from kvchat.cli.interrupts import Interrupts
 from kvchat.cli.loading import size_text
 from kvchat.cli.output import Output, is_terminal
 from kvchat.models import catalog
@@ -54,12 +55,14 @@ def doctor() -> None:
     """Look at this machine, its folders and the terminal, and say what needs mending."""
     output = Output()
     broken = False
-    for look in (_program, _compute, _folders, _settings, _model, _terminal):
-        for finding in look():
-            broken |= finding.mark == "FAIL"
-            output.write(f"{finding.mark:<5}{finding.what:<13}{one_line(finding.found)}\n")
-            if finding.remedy:
-                output.write(f"{'':<18}{one_line(finding.remedy)}\n")
+    with Interrupts() as interrupts:
+        for look in (_program, _compute, _folders, _settings, _model, _terminal):
+            for finding in look():
+                interrupts.check()
+                broken |= finding.mark == "FAIL"
+                output.write(f"{finding.mark:<5}{finding.what:<13}{one_line(finding.found)}\n")
+                if finding.remedy:
+                    output.write(f"{'':<18}{one_line(finding.remedy)}\n")
     if broken:
         raise typer.Exit(1)
 

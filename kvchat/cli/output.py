@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -19,9 +20,10 @@ STATUS_WIDTH = 60
 
 
 def note(text: str) -> None:
-    """Write one line to stderr."""
+    """Write one line to stderr, if it can be written to."""
     if sys.stderr is not None:
-        print(f"kvchat: {one_line(text)}", file=sys.stderr, flush=True)
+        with suppress(OSError, ValueError):
+            print(f"kvchat: {one_line(text)}", file=sys.stderr, flush=True)
 
 
 def status(text: str) -> None:
@@ -70,7 +72,15 @@ class Output:
         """Write something of rich's, coloured on a terminal that wants it."""
         from rich.console import Console
 
-        console = Console(file=self._stream, markup=False, highlight=False, emoji=False)
+        # Not to the stream itself, which may be full or closed: that is for _put to explain.
+        encoding = getattr(self._stream, "encoding", None) or "utf-8"
+        console = Console(
+            file=io.TextIOWrapper(io.BytesIO(), encoding),
+            force_terminal=self.is_terminal,
+            markup=False,
+            highlight=False,
+            emoji=False,
+        )
         with console.capture() as captured:
             console.print(table)
         self._put(captured.get())

@@ -30,7 +30,7 @@ from kvchat.engine.model import Transformer
 from kvchat.engine.sampling import Sampler
 from kvchat.engine.stash import Stash
 from kvchat.engine.step import DecodeStep, EagerStep
-from kvchat.engine.token_ids import common_prefix
+from kvchat.engine.token_ids import as_ids, common_prefix
 from kvchat.engine.types import (
     GenerationEvent,
     PrefillProgress,
@@ -165,7 +165,7 @@ class Engine:
             OutOfMemoryError: the chunks that were finished stay.
         """
         self._cancelled.clear()
-        wanted = list(ids)
+        wanted = as_ids(ids)
         self._check_fits(wanted)
         with suppress(Cancelled), memory_is_enough():
             held, _ = self._align(wanted, limit=len(wanted))
@@ -199,7 +199,7 @@ class Engine:
             OutOfMemoryError: what was run before stays.
         """
         self._cancelled.clear()
-        wanted = list(ids)
+        wanted = as_ids(ids)
         if not wanted:
             raise GenerationError("the prompt is empty; give the model at least one word")
         self._check_fits(wanted, room=1)
@@ -232,7 +232,7 @@ class Engine:
             ContextOverflowError: more ids than the context holds.
             GenerationError: no ids, or ids the model does not know.
         """
-        ids = list(token_ids)
+        ids = as_ids(token_ids)
         if not ids:
             raise GenerationError("there are no tokens to score; pass at least one")
         self._check_known(ids)

@@ -110,7 +110,7 @@ def generate(
     reply = _Reply(context, list(ids), restored)
     try:
         first = params()
-        seed = first.seed if first.seed is not None else generator.seed() % 2**63
+        seed = int(first.seed) if first.seed is not None else generator.seed() % 2**63
         generator.manual_seed(seed)
         yield PrefillProgress(reply.reused, reply.new, 0)
         prefilling = prefill(

@@ -70,6 +70,8 @@ class Transformer(nn.Module):
         Returns:
             Logits (1, T or 1, vocab_size) float32, no loss, the cache.
         """
+        if input_ids.ndim != 2 or input_ids.shape[0] != 1 or not input_ids.numel():
+            raise ValueError(f"input_ids must be (1, T), one sequence, not {(*input_ids.shape,)}")
         cache = self.new_cache() if past_key_values is None else past_key_values
         if start_pos != cache.length:
             raise ValueError(f"start_pos is {start_pos} but the cache holds {cache.length} tokens")

@@ -28,9 +28,11 @@ class NaiveStep:
 
     def __call__(self, token_id: int, cache: KVCache) -> Tensor:
         """Read prompt and reply so far, and `token_id` after them."""
-        everything = [*self.engine.ids, token_id]
-        cache.truncate(0)
-        input_ids = torch.tensor([everything], device=self.engine.model.device)
-        logits, _, _ = self.engine.model(input_ids, cache, 0)
+        model = self.engine.model
+        input_ids = torch.tensor([[*self.engine.ids, token_id]], device=model.device)
+        # In a cache of its own, so that a pass that is cancelled leaves the engine's as it was.
+        fresh = model.new_cache(cache.max_seq_len)
+        logits, _, _ = model(input_ids, fresh, 0, check=self.engine._check_cancelled)
+        cache.keys, cache.values, cache.length = fresh.keys, fresh.values, fresh.length
         following: Tensor = logits[0, -1]
         return following

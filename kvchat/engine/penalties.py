@@ -39,20 +39,22 @@ def penalise(
         return scores
     start = 0 if params.penalty_window < 0 else max(0, len(context) - int(params.penalty_window))
     counts = Counter(context[start:])
-    ids = np.array([i for i in counts if i not in exempt_ids], dtype=np.intp)
-    if not len(ids):
+    penalised_ids = [i for i in counts if i not in exempt_ids]
+    if not penalised_ids:
         return scores
-    if ids.min() < 0 or ids.max() >= len(scores):
+    if min(penalised_ids) < 0 or max(penalised_ids) >= len(scores):
         raise SettingError(
             f"The context holds a token id outside this model's vocabulary of {len(scores)} ids; "
             "encode the text with the model's own tokenizer."
         )
+    ids = np.array(penalised_ids, dtype=np.intp)
     affected = scores[ids]
-    with np.errstate(over="ignore"):  # what leaves float32 is infinite, which the sampler refuses
+    # What leaves float32 becomes infinite or NaN, which the sampler refuses.
+    with np.errstate(all="ignore"):
         affected = np.where(affected > 0, affected / repetition, affected * repetition)
         affected -= presence
         if frequency:
-            affected -= frequency * np.array([counts[i] for i in ids.tolist()])
+            affected -= frequency * np.array([counts[i] for i in penalised_ids])
     penalised = scores.copy()
     penalised[ids] = affected
     return penalised

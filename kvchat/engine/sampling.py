@@ -8,7 +8,6 @@ the same distribution on every path.
 from __future__ import annotations
 
 import math
-import operator
 from array import array
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from kvchat.engine.errors import GenerationError, SettingError
 from kvchat.engine.penalties import Scores, penalise
+from kvchat.engine.token_ids import as_ids
 from kvchat.engine.types import CANDIDATES, Candidates, SamplingParams
 from kvchat.engine.warpers import Weights, distribution, leading
 
@@ -71,12 +71,19 @@ class Sampler:
         """
         host = _on_host(logits)
         model_scores: Scores = host.numpy()
-        _check_drawable(model_scores)
+        if not _is_drawable(model_scores):
+            raise GenerationError(
+                "The model's output is not a number or infinite, so no token can be chosen from "
+                "it; load it with another dtype, such as float32, or check the model's files."
+            )
         top = leading(model_scores, CANDIDATES)
         top_logprobs: Scores = torch.log_softmax(host, dim=0).numpy()[top]
         exempt_ids = () if params.penalise_all else self._exempt_ids
         scores = penalise(model_scores, context, params, exempt_ids)
-        _check_drawable(scores)
+        if not _is_drawable(scores):
+            raise GenerationError(
+                "The penalties leave no token that can be chosen; bring them closer to neutral."
+            )
         token_id, after = _choose(scores, params, generator)
         return Draw(
             id=token_id,
@@ -123,8 +130,8 @@ def sample_next_token(  # noqa: PLR0917 (callers outside pass these by position)
         repetition_penalty=repetition_penalty,
         penalty_window=-1,
     )
-    context = _as_ids(() if generated_ids is None else generated_ids)
-    return Sampler(_as_ids(exempt_ids)).sample(logits, context, params, generator).id
+    context = as_ids(() if generated_ids is None else generated_ids)
+    return Sampler(as_ids(exempt_ids)).sample(logits, context, params, generator).id
 
 
 def _choose(
@@ -153,6 +160,8 @@ def draw(weights: Weights, generator: torch.Generator | None) -> int:
 
 def _on_host(logits: Tensor) -> Tensor:
     """Return the logits as (V,) in float32 on the CPU, sharing memory where they are so already."""
+    if not isinstance(logits, Tensor):
+        raise SettingError(f"Logits to sample from must be a tensor, not {type(logits).__name__}.")
     if not logits.is_floating_point() or logits.shape not in ((n := logits.numel(),), (1, n)):
         raise SettingError(
             "Logits to sample from must be floating-point numbers of shape (vocab_size,) or "
@@ -163,20 +172,9 @@ def _on_host(logits: Tensor) -> Tensor:
     return logits.detach().reshape(-1).to("cpu", torch.float32)
 
 
-def _check_drawable(scores: Scores) -> None:
-    """Refuse NaN, +inf and all -inf, which the maximum gives away at no further cost."""
-    if not math.isfinite(scores.max()):
-        raise GenerationError(
-            "The model's output is not a number or infinite, so no token can be chosen from it; "
-            "load it with another dtype, such as float32, or check the model's files."
-        )
-
-
-def _as_ids(ids: Iterable[int]) -> list[int]:
-    try:
-        return [operator.index(token_id) for token_id in ids]
-    except TypeError as error:
-        raise SettingError("Token ids must be whole numbers; pass a list of them.") from error
+def _is_drawable(scores: Scores) -> bool:
+    """Whether there is no NaN, no +inf and not only -inf: the maximum tells at no further cost."""
+    return math.isfinite(scores.max())
 
 
 def _candidates(ids: Iterable[int], logprobs: Iterable[float]) -> Candidates:

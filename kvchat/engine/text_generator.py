@@ -9,6 +9,7 @@ that after one prefill of the prompt each step reads a single new token.
 from __future__ import annotations
 
 import sys
+import unicodedata
 from collections.abc import Callable
 from typing import Any
 
@@ -139,6 +140,9 @@ class TextGenerator:
 
 
 def _to_terminal(text: str) -> None:
+    """Write text through at once; a terminal gets no control codes, which it would obey."""
+    if sys.stdout.isatty():
+        text = "".join(c for c in text if c in "\n\t" or unicodedata.category(c) != "Cc")
     sys.stdout.write(text)
     sys.stdout.flush()
 

@@ -1,9 +1,24 @@
-"""Sequences of token ids, compared without torch."""
+"""Sequences of token ids, without torch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+from kvchat.engine.errors import SettingError
+
+
+def as_ids(ids: Iterable[Any]) -> list[int]:
+    """Return ids from any sequence of whole numbers, such as a list, an array or a tensor (n,).
+
+    Raises:
+        SettingError: they are something else.
+    """
+    try:
+        return [operator.index(token_id) for token_id in ids]
+    except TypeError as error:
+        raise SettingError("Token ids must be whole numbers; pass a list of them.") from error
 
 
 def common_prefix(a: Sequence[Any], b: Sequence[Any]) -> int:

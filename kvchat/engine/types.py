@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from numbers import Real
 from typing import Any, Literal, Protocol
 
 from kvchat.engine.errors import SettingError
@@ -58,6 +59,8 @@ class SamplingParams:
     """Strings that end the reply; they are not part of it."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.stop, list):
+            object.__setattr__(self, "stop", tuple(self.stop))
         problems = _out_of_range(self)
         if problems:
             raise SettingError("; ".join(problems))
@@ -101,28 +104,35 @@ LIMITS: dict[str, Limit] = {
 }
 
 
+_OPTIONAL = ("max_tokens", "seed")
+"""Parameters that may be None."""
+
+
 def _out_of_range(params: SamplingParams) -> list[str]:
     problems = []
     for name, limit in LIMITS.items():
         value = getattr(params, name)
-        if value is None:
+        if value is None and name in _OPTIONAL:
             continue
         sound = (
-            isinstance(value, int | float)
-            and not isinstance(value, bool)
+            _is_number(value)
             and limit.low <= value <= limit.high
             and not (limit.low_excluded and value == limit.low)
-            and not (limit.whole and value != int(value))
+            and not (limit.whole and value % 1)
         )
         if not sound:
             kind = "a whole number" if limit.whole else "a number"
-            low = "above" if limit.low_excluded else "from"
-            problems.append(
-                f"{name} must be {kind} {low} {limit.low:g} to {limit.high:g}, not {value!r}"
-            )
-    if not all(isinstance(text, str) and text for text in params.stop):
-        problems.append("stop strings must not be empty")
+            start = "above" if limit.low_excluded else "from"
+            low, high = (f"{n:,}" if limit.whole else f"{n:g}" for n in (limit.low, limit.high))
+            problems.append(f"{name} must be {kind} {start} {low} to {high}, not {value!r:.40}")
+    stop = params.stop
+    if not isinstance(stop, tuple) or not all(isinstance(text, str) and text for text in stop):
+        problems.append("stop must be a list of strings, none of them empty")
     return problems
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, slots=True)

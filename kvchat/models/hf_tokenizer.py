@@ -77,6 +77,7 @@ def _json(path: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
+        json.dumps(value, ensure_ascii=False).encode()  # fails on lone surrogates, \ud800 in JSON
     except (OSError, ValueError, RecursionError) as problem:
         raise TokenizerError(f"{path} cannot be read ({problem}). Download it again.") from problem
     if not isinstance(value, dict):

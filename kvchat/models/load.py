@@ -103,6 +103,8 @@ class LanguageModel:
             plain = [m if isinstance(m, Message) else Message(**m) for m in messages]
         except TypeError as error:
             raise TemplateError("every message needs a role and a content, and no more") from error
+        if not all(isinstance(m.role, str) and isinstance(m.content, str) for m in plain):
+            raise TemplateError("the role and the content of a message must be strings")
         return self.template.render(plain, add_generation_prompt=add_generation_prompt, now=now)
 
 
@@ -133,7 +135,7 @@ def load(
     Raises:
         KvchatError: with the cause and the remedy.
     """
-    name = os.fspath(name_or_path)
+    name = os.fsdecode(name_or_path)
     if name == DEFAULT_MODEL:
         path = locate(DEFAULT_MODEL) or pull(DEFAULT_MODEL, progress=progress)
     else:
@@ -144,9 +146,9 @@ def load(
     kind = pick_dtype(dtype, where)
     quant = pick_quant(quant, dtype, where)
     source, tokenizer, template, sampling = _open(path)
-    if ctx is not None and not 1 <= ctx <= source.config.max_seq_len:
+    if ctx is not None and not _is_whole(ctx, 1, source.config.max_seq_len):
         raise SettingError(
-            f"--ctx {ctx} is outside 1 to {source.config.max_seq_len}, the model's own context"
+            f"--ctx {ctx!r} is outside 1 to {source.config.max_seq_len}, the model's own context"
         )
     with memory_is_enough():
         model = build_transformer(source, dtype=kind, quant=quant, device=where, progress=progress)
@@ -185,7 +187,7 @@ def pick_device(name: str) -> torch.device:
         return torch.device(next(kind for kind, there in available.items() if there))
     try:
         device = torch.device(name)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise SettingError(f"{name} is no device; use auto, cpu, cuda or mps") from error
     if not available.get(device.type, False):
         raise SettingError(f"there is no {device.type} device here; use --device auto or cpu")
@@ -245,12 +247,13 @@ def author_settings(given: Mapping[str, Any]) -> SamplingParams:
 
 def _open(path: Path) -> tuple[WeightSource, Tokenizer, ChatTemplate, Mapping[str, Any]]:
     if path.is_dir():
+        weights = HFWeights(path)  # first: an unknown architecture says more than its tokenizer
         tokenizer = hf_tokenizer.from_folder(path)
         settings = read_json(path / "tokenizer_config.json")
         template = ChatTemplate.from_folder(
             path, settings, [tokenizer.decode([i]) for i in tokenizer.control_ids]
         )
-        return HFWeights(path), tokenizer, template, read_json(path / "generation_config.json")
+        return weights, tokenizer, template, read_json(path / "generation_config.json")
     file = GGUFFile(path)
     source = GGUFWeights(file)
     tokenizer = gguf_tokenizer.from_gguf_metadata(file.metadata)
@@ -265,9 +268,15 @@ def _open(path: Path) -> tuple[WeightSource, Tokenizer, ChatTemplate, Mapping[st
 
 def _use_threads(threads: int) -> None:
     available = os.cpu_count() or 1
-    if not 1 <= threads <= available:
-        raise SettingError(f"--threads {threads} is outside 1 to {available}, this machine's CPUs")
+    if not _is_whole(threads, 1, available):
+        raise SettingError(
+            f"--threads {threads!r} is outside 1 to {available}, this machine's CPUs"
+        )
     torch.set_num_threads(threads)
+
+
+def _is_whole(value: object, low: int, high: int) -> bool:
+    return isinstance(value, int) and low <= value <= high
 
 
 def _cpu_multiplies_bfloat16() -> bool:

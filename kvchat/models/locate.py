@@ -20,6 +20,8 @@ Kind = Literal["gguf", "folder"]
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 """Reading these runs whatever code their author put inside."""
 
+_WANTED = "Give a .gguf file or a folder with safetensors weights."
+
 _GGUF_MAGIC = b"GGUF"
 _NOT_A_MODEL = re.compile(r"^mmproj|-(?!00001)\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
 """Projectors of vision models, and all but the first part of a split file."""
@@ -106,11 +108,13 @@ def kind_of(path: Path) -> Kind:
         if path.is_dir():
             _check_folder(path)
             return "folder"
+        if not path.is_file():  # opening a pipe would wait for a writer
+            raise UnsupportedModelError(f"{path} is no regular file. {_WANTED}")
         with path.open("rb") as file:
             magic = file.read(len(_GGUF_MAGIC))
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        raise ModelFileError(f"{path} cannot be read: {reason}.") from error
+        raise ModelFileError(f"{path} cannot be read: {reason}. Check its permissions.") from error
     if magic == _GGUF_MAGIC:
         return "gguf"
     if path.suffix.lower() in PICKLE_SUFFIXES:
@@ -124,9 +128,7 @@ def kind_of(path: Path) -> Kind:
             f"{path} holds weights alone. Give the folder that also has config.json and "
             "tokenizer.json."
         )
-    raise UnsupportedModelError(
-        f"{path} is not a model: a .gguf file or a folder with safetensors weights is needed."
-    )
+    raise UnsupportedModelError(f"{path} is not a model. {_WANTED}")
 
 
 def _check_folder(path: Path) -> None:
@@ -162,11 +164,13 @@ def _looks_like_a_path(name: str) -> bool:
 
 
 def _at_path(name: str) -> Path | None:
-    path = Path(os.path.expanduser(name))
+    path = _expanded(name)
     try:
         path.stat()
     except PermissionError as error:
-        raise ModelFileError(f"{path} cannot be read: permission denied.") from error
+        raise ModelFileError(
+            f"{path} cannot be read: permission denied. Check its permissions."
+        ) from error
     except (OSError, ValueError):
         return None
     kind_of(path)
@@ -186,6 +190,11 @@ def _in_stores(name: str) -> Path | None:
             return model.path
     inside = [model.path for model in models if model.name.casefold().startswith(wanted + "/")]
     return inside[0] if len(inside) == 1 else None
+
+
+def _expanded(path: str) -> Path:
+    """Replace a leading `~`; where there is no such home it stays, and Path.expanduser raises."""
+    return Path(os.path.expanduser(path))
 
 
 def _size(path: Path) -> int:
@@ -219,7 +228,7 @@ def _ours(source: str) -> Iterator[LocalModel]:
 def _hub_cache(source: str) -> Iterator[LocalModel]:
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     home = os.environ.get("HF_HOME") or f"{cache}/huggingface"
-    root = Path(os.environ.get("HF_HUB_CACHE") or f"{home}/hub").expanduser()
+    root = _expanded(os.environ.get("HF_HUB_CACHE") or f"{home}/hub")
     for repo in _children(root):
         snapshots = _children(repo / "snapshots")
         if repo.name.startswith("models--") and snapshots:
@@ -229,12 +238,12 @@ def _hub_cache(source: str) -> Iterator[LocalModel]:
 
 def _lm_studio(source: str) -> Iterator[LocalModel]:
     for place in ("~/.lmstudio/models", "~/.cache/lm-studio/models"):
-        yield from _walk(Path(place).expanduser(), source)
+        yield from _walk(_expanded(place), source)
 
 
 def _llama_cpp(source: str) -> Iterator[LocalModel]:
     default = "~/Library/Caches/llama.cpp" if sys.platform == "darwin" else "~/.cache/llama.cpp"
-    root = Path(os.environ.get("LLAMA_CACHE") or default).expanduser()
+    root = _expanded(os.environ.get("LLAMA_CACHE") or default)
     for model in _walk(root, source):
         if model.kind == "gguf":
             yield model
@@ -244,7 +253,7 @@ def _ollama(source: str) -> Iterator[LocalModel]:
     own = os.environ.get("OLLAMA_MODELS")
     service = "/usr/share/ollama/.ollama/models"
     for place in (own,) if own else ("~/.ollama/models", service):
-        root = Path(place).expanduser()
+        root = _expanded(place)
         for folder, folders, files in os.walk(root / "manifests"):
             folders.sort()
             for tag in sorted(files):

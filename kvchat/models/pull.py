@@ -48,6 +48,8 @@ def pull(name: str, *, progress: Callable[[PullProgress], None] | None = None) -
     wanted = _on_hub(entry) if entry else pull_hub.parse(name)
     if wanted is None:
         raise ModelNotFoundError(unknown_name(name))
+    if entry and _is_there(models_dir() / entry.file, entry, report):
+        return models_dir() / entry.file  # before a lock is made: the folder may be read-only
     key = entry.alias if entry else "--".join((wanted.repo, wanted.quant or wanted.file or "all"))
     with explaining_disk_errors(models_dir()), locked(key.replace("/", "--")) as work:
         if entry:

@@ -80,7 +80,7 @@ def parse(name: str) -> HubName | None:
     """Read `org/name`, `org/name:QUANT`, `org/name/file.gguf` or the address of one of these."""
     for prefix in _PREFIXES:
         name = name.removeprefix(prefix)
-    match = _NAME.fullmatch(name.strip("/"))
+    match = _NAME.fullmatch(name.rstrip("/"))
     if match is None:
         return None
     found = HubName(repo=match["repo"], file=match["file"], quant=match["quant"])

@@ -66,7 +66,8 @@ def _disk_sentence(code: int | None, reason: str | None, folder: Path) -> str:
             f"There is no permission to write to {folder}. Change its permissions, or set "
             "KVCHAT_DATA_DIR to a folder of yours."
         )
-    return f"Writing to {folder} failed: {reason or 'unknown reason'}."
+    why = reason or "unknown reason"
+    return f"Writing to {folder} failed: {why}. Set KVCHAT_DATA_DIR to another folder."
 
 
 def check_space(needed: int) -> None:

@@ -43,6 +43,10 @@ def sentencepiece_bytes(token: str) -> bytes:
     return token.replace(REPLACED_SPACE, " ").encode()
 
 
+_END_OF_IDS = 1 << 32
+"""The library's ids are 32 bits wide."""
+
+
 class TokenBytes(dict[int, bytes]):
     """The table id -> bytes, filled as ids are asked for; ids that have no token are empty."""
 
@@ -52,7 +56,7 @@ class TokenBytes(dict[int, bytes]):
         self._spell = spell
 
     def __missing__(self, token_id: int) -> bytes:
-        token = self._token(token_id) if token_id >= 0 else None
+        token = self._token(token_id) if 0 <= token_id < _END_OF_IDS else None
         found = self[token_id] = self._spell(token) if token is not None else b""
         return found
 

@@ -188,7 +188,8 @@ class Tokenizer:
 
         Penalised, they would keep a model from ending its turn or its sentences.
         """
-        texts = ((id_, self._bytes[id_]) for id_ in range(self.vocab_size))
+        # Not a range: a damaged file may have one token at id 0 and one at two billion.
+        texts = ((id_, self._bytes[id_]) for id_ in self._full.get_vocab().values())
         return self.control_ids | {id_ for id_, text in texts if _is_separator(text)}
 
     def _text(self, id_: int | None) -> str:

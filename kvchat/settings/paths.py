@@ -12,7 +12,8 @@ ENV_PREFIX = "KVCHAT_"
 
 def _folder(variable: str, default: Path) -> Path:
     given = os.environ.get(ENV_PREFIX + variable)
-    return Path(given).expanduser() if given else default
+    # Not Path.expanduser, which raises where there is no such home.
+    return Path(os.path.expanduser(given)) if given else default
 
 
 def config_dir() -> Path:

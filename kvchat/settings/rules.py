@@ -20,6 +20,7 @@ class Rule:
     """A value to show where there is no default one."""
     low: int | None = None
     choices: tuple[str, ...] = ()
+    can_be_empty: bool = False
 
     @property
     def expected(self) -> str:
@@ -27,7 +28,7 @@ class Rule:
         if self.choices:
             return "one of " + ", ".join(self.choices)
         words = {
-            str: "text",
+            str: "text" if self.can_be_empty else "text that is not empty",
             int: "a whole number",
             float: "a number",
             bool: "true or false",
@@ -43,7 +44,7 @@ class Rule:
             and (self.kind is bool or not isinstance(value, bool))
             and (not self.choices or value in self.choices)
             and (self.low is None or (isinstance(value, int) and value >= self.low))
-            and (self.kind is not str or value != "")
+            and (self.kind is not str or value != "" or self.can_be_empty)
             and (not isinstance(value, list | tuple) or all(isinstance(v, str) for v in value))
         )
         return None if sound else f"must be {self.expected}, not {value!r}"
@@ -107,7 +108,9 @@ RULES: dict[str, Rule] = {
     "ctx": Rule(int, "Context length in tokens.", "what the model was made for", 8192, low=1),
     "threads": Rule(int, "Compute threads.", "measured", 4, low=1),
     "theme": Rule(str, "Colour theme of the screen.", "kvchat's own", "paper"),
-    "system": Rule(str, "System prompt of new chats.", "none", "Answer briefly."),
+    "system": Rule(
+        str, "System prompt of new chats.", "none", "Answer briefly.", can_be_empty=True
+    ),
     "persona": Rule(str, "Name of one of the personas below, for new chats.", "none", "coder"),
     "stash_mb": Rule(
         int, "Memory in MiB that keeps what edits and branches cut off the cache.", low=0

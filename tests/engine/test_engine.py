@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,7 +12,13 @@ from hypothesis import strategies as st
 from tiny import VOCAB, ByteStream, tiny_engine, tiny_model
 
 from kvchat.engine.engine import Engine, prefill_chunk_size
-from kvchat.engine.errors import ContextOverflowError, GenerationError, ModelFileError
+from kvchat.engine.errors import (
+    ContextOverflowError,
+    GenerationError,
+    ModelFileError,
+    SettingError,
+)
+from kvchat.engine.naive import NaiveStep
 from kvchat.engine.types import (
     GenerationFinished,
     PrefillFinished,
@@ -359,3 +366,34 @@ def test_chunks_depend_on_sizes_alone():
     assert sizes[0] == 256
     assert sizes[-1] == 16
     assert all(n & (n - 1) == 0 for n in sizes)
+
+
+def test_ids_may_come_as_an_array_or_a_tensor():
+    expected = tokens(run(tiny_engine(), [1, 2, 3]))
+    for ids in (torch.tensor([1, 2, 3]), np.array([1, 2, 3])):
+        assert tokens(run(tiny_engine(), ids)) == expected
+        assert torch.equal(tiny_engine().score(ids), tiny_engine().score([1, 2, 3]))
+
+
+@pytest.mark.parametrize("ids", [[1.5], ["a"], [[1, 2]], torch.tensor([[1, 2]]), 5, None])
+def test_what_is_no_sequence_of_ids_is_refused(ids):
+    engine = tiny_engine()
+    for call in (engine.score, lambda ids: run(engine, ids), lambda ids: list(engine.prefill(ids))):
+        with pytest.raises(SettingError, match="whole numbers"):
+            call(ids)
+
+
+def test_the_naive_loop_says_the_same_and_hears_a_cancel_within_a_pass():
+    ids = prompt(40)
+    engine = tiny_engine()
+    engine.step = NaiveStep(engine)
+    assert tokens(run(engine, ids)) == tokens(run(tiny_engine(), ids))
+
+    running = engine.generate(ids, lambda: GREEDY, ByteStream())
+    first = next(event for event in running if isinstance(event, TokenGenerated))
+    engine.model.blocks[0].register_forward_hook(lambda *_: engine.cancel())
+    assert finish(list(running)).reason == "cancelled"
+    engine.model.blocks[0]._forward_hooks.clear()
+    assert list(engine.ids) == ids
+    engine.step = tiny_engine().step
+    assert tokens(run(engine, [*ids, first.id])) == tokens(run(tiny_engine(), [*ids, first.id]))

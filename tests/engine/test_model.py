@@ -93,3 +93,9 @@ def test_a_position_that_disagrees_with_the_cache_is_refused():
     model = tiny_model()
     with pytest.raises(ValueError, match="start_pos is 3"):
         model(ids(2), model.new_cache(), 3)
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 3), (1, 0), (1, 1, 3)])
+def test_anything_but_one_sequence_is_refused(shape):
+    with pytest.raises(ValueError, match="one sequence"):
+        tiny_model()(torch.zeros(shape, dtype=torch.long))

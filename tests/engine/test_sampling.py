@@ -387,8 +387,21 @@ class TestSampler:
 
     @pytest.mark.parametrize("shape", [(2, 5), (5, 1), (1, 1, 5), (), (0,), (1, 0)])
     def test_other_shapes_are_refused(self, shape: tuple[int, ...]) -> None:
-        with pytest.raises(SettingError, match="[Ll]ogits"):
+        with pytest.raises(SettingError, match=r"[Ll]ogits"):
             draw(torch.zeros(shape), neutral())
+
+    def test_only_tensors_are_logits(self) -> None:
+        with pytest.raises(SettingError, match="ndarray"):
+            sample_next_token(np.zeros(5, dtype=np.float32))  # type: ignore[arg-type]
+
+    @pytest.mark.filterwarnings("error")
+    def test_penalties_that_leave_nothing_are_named(self) -> None:
+        with pytest.raises(GenerationError, match="penalties"):
+            draw(torch.tensor([2.0, 1.0, 0.0]), neutral(repetition_penalty=1e-300), [0, 1, 2])
+
+    def test_an_id_beyond_any_vocabulary_is_refused(self) -> None:
+        with pytest.raises(SettingError, match="vocabulary of 5"):
+            sample_next_token(log(FIVE), generated_ids=[10**30])
 
     def test_whole_numbers_are_no_logits(self) -> None:
         with pytest.raises(SettingError, match="int64"):
@@ -455,3 +468,30 @@ class TestSampleNextToken:
     def test_bad_values(self, bad: dict[str, Any]) -> None:
         with pytest.raises(SettingError):
             sample_next_token(torch.zeros(5), **bad)
+
+
+class TestParams:
+    def test_numbers_of_numpy_are_numbers(self) -> None:
+        params = SamplingParams(temperature=np.float32(0.5), top_k=np.int64(2))  # type: ignore[arg-type]
+        assert draw(log(FIVE), params).id in (0, 1)
+
+    @pytest.mark.parametrize(
+        ("name", "said"),
+        [
+            ("temperature", "from 0 to 100, not None"),
+            ("top_k", "from 0 to 2,147,483,647, not None"),
+            ("top_p", "above 0 to 1, not None"),
+        ],
+    )
+    def test_only_what_may_be_absent_may_be_none(self, name: str, said: str) -> None:
+        with pytest.raises(SettingError, match=said):
+            SamplingParams(**{name: None})
+        assert SamplingParams(seed=None, max_tokens=None) == SamplingParams()
+
+    def test_a_list_of_stop_strings_is_kept_as_a_tuple(self) -> None:
+        assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("stop", ["END", None, 5, ("",), (b"a",), ["a", ""]])
+    def test_other_stop_strings_are_refused(self, stop: Any) -> None:
+        with pytest.raises(SettingError, match="stop must be a list of strings"):
+            SamplingParams(stop=stop)

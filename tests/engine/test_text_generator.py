@@ -121,6 +121,16 @@ def test_broken_bytes_inside() -> None:
     assert terminal.getvalue() == f"> {new}\n"
 
 
+def test_a_terminal_gets_no_control_codes() -> None:
+    terminal = Terminal()
+    terminal.isatty = lambda: True  # type: ignore[method-assign]
+    with redirect_stdout(terminal):
+        reciter = Reciter("\x1b[2Ja\tb\x9b👩‍👩‍👧".encode(), prompt_length=5)
+        text = TextGenerator(reciter, ByteTokenizer()).generate("x\x07\nyz", temperature=0)
+    assert text == "\x1b[2Ja\tb\x9b👩‍👩‍👧"
+    assert terminal.getvalue() == "x\nyz[2Ja\tb👩‍👩‍👧\n"
+
+
 def test_a_torch_module_is_put_into_evaluation_mode() -> None:
     module = RecitingModule(Reciter(b"hello", 1)).train()
     with redirect_stdout(Terminal()) as terminal:

@@ -159,3 +159,20 @@ def test_other_kinds_of_vocabulary_are_refused(tmp_path):
     path = folder(tmp_path, Backend(models.WordLevel({"a": 0}, unk_token="a")))
     with pytest.raises(TokenizerError, match="WordLevel"):
         from_folder(path)
+
+
+@pytest.mark.parametrize("config", [{"bos_token": "\ud800"}, {"eos_token": {"content": "\udfff"}}])
+def test_text_that_no_file_can_hold_is_an_error(tmp_path, config):
+    path = folder(tmp_path, backend(), tokenizer_config=CONFIG | config)
+    with pytest.raises(TokenizerError, match="tokenizer_config"):
+        from_folder(path)
+
+
+def test_ids_far_apart_take_no_time(tmp_path):
+    path = folder(tmp_path, backend())
+    data = json.loads((path / "tokenizer.json").read_text())
+    data["model"]["vocab"]["!!"] = 2**31
+    (path / "tokenizer.json").write_text(json.dumps(data))
+    tokenizer = from_folder(path)
+    assert tokenizer.vocab_size == 2**31 + 1
+    assert 2**31 in tokenizer.exempt_ids

@@ -414,3 +414,26 @@ def test_config_is_checked_before_weights_are_read(folder: Path) -> None:
         with pytest.raises(ModelFileError, match=key):
             load(folder, progress=seen.append)
     assert not seen
+
+
+def test_the_architecture_is_looked_at_before_the_tokenizer(folder: Path) -> None:
+    edit_json(folder / "config.json", architectures=["BertModel"])
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(UnsupportedModelError, match="BertModel"):
+        load(folder)
+
+
+@pytest.mark.parametrize("setting", ["ctx", "threads"])
+@pytest.mark.parametrize("value", [1.5, "1", 0])
+def test_settings_that_are_not_whole_numbers(setting: str, value: object, folder: Path) -> None:
+    with pytest.raises(SettingError, match=f"--{setting}"):
+        load(folder, **{setting: value})
+
+
+def test_the_content_of_a_message_is_text(folder: Path) -> None:
+    with pytest.raises(TemplateError, match="must be strings"):
+        load(folder).render([{"role": "user", "content": None}])  # type: ignore[dict-item]
+
+
+def test_ids_no_vocabulary_has_are_no_text(folder: Path) -> None:
+    assert load(folder).tokenizer.decode([-1, 10**6, 2**40]) == ""

@@ -253,3 +253,19 @@ def test_require_says_what_to_do(home: Path, name: str, said: str) -> None:
 def test_require_finds_what_locate_finds(home: Path) -> None:
     file = put(home / "kvchat" / "models" / "mine.gguf")
     assert require("mine") == file
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_is_refused_and_not_waited_for(home: Path) -> None:
+    os.mkfifo(home / "pipe.gguf")
+    with pytest.raises(UnsupportedModelError, match="no regular file"):
+        locate(str(home / "pipe.gguf"))
+
+
+def test_homes_that_do_not_exist_hold_no_models(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HF_HOME", "LLAMA_CACHE", "OLLAMA_MODELS", "KVCHAT_DATA_DIR"):
+        monkeypatch.setenv(name, "~nobody-is-called-so/models")
+    assert list_models() == []
+    assert locate("~nobody-is-called-so/x.gguf") is None

@@ -64,6 +64,13 @@ def test_a_model_that_is_there_is_not_fetched_again(
     assert tiny.stat().st_mtime_ns == made
 
 
+def test_a_model_in_a_read_only_folder_is_there(tiny: Path) -> None:
+    tiny.parent.mkdir(parents=True)
+    tiny.write_bytes(MODEL)
+    (tiny.parent / ".partial").touch()  # where a lock would go: no folder can be made there
+    assert pull("tiny") == tiny
+
+
 def test_a_damaged_model_is_fetched_again(tiny: Path) -> None:
     tiny.parent.mkdir(parents=True)
     tiny.write_bytes(MODEL[:-1] + b"!")

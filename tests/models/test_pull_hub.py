@@ -189,6 +189,7 @@ def files(*names: str) -> list[HubFile]:
         ),
         ("https://example.org/o/n", None),
         ("name", None),
+        ("/etc/passwd", None),
         ("org/name/..\\x", None),
     ],
 )

@@ -93,7 +93,7 @@ def test_an_unknown_persona_is_told_where_it_was_chosen(
     [
         ("[personas.a]\ntop_k = 'x'", 2, "persona 'a': 'top_k' must be a whole number"),
         ("[personas.a]\n\ntheme = 'x'", 3, "persona 'a': there is no setting 'theme'"),
-        ("[personas.a]\nsystem = ''", 2, "'system' must be text"),
+        ("[personas.a]\nsystem = 3", 2, "'system' must be text"),
         ("personas = 3", 1, "write [personas.NAME] as a section"),
         ("[personas]\na = 3", 2, "write [personas.a] as a section"),
     ],

@@ -131,3 +131,15 @@ def test_settings_load_nothing_else_of_kvchat() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert result.stdout.strip() == "[]"
+
+
+def test_a_home_that_does_not_exist_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVCHAT_DATA_DIR", "~nobody-is-called-so/models")
+    assert settings.data_dir() == Path("~nobody-is-called-so/models")
+
+
+def test_no_system_prompt_can_be_asked_for(config: Path) -> None:
+    config.write_text('system = "Be brief."\n')
+    loaded, problems = Settings.load({"system": ""})
+    assert (loaded.system, problems) == ("", [])
+    assert "not empty" in Settings.load({"model": ""})[1][0]
