@@ -344,7 +344,7 @@ saver._tracker = Tracker(Session.conversation)
 chat = Session.conversation
 for turn in range(10**6):
     node = chat.start_reply(chat.add_user(f"message {turn}").id)
-    saver.note(ReplyStarted(node.id))
+    saver.note(ReplyStarted(node.id, "", ""))
     saver.note(PrefillFinished(0, 100, 0, 1.0, 1))
     for n in range(50):
         event = token(n)
