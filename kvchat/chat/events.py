@@ -97,7 +97,7 @@ class Paused:
 
 @dataclass(frozen=True, slots=True)
 class CacheStatus:
-    """What the cache and the stash hold after a command."""
+    """What the cache and the stash hold: during a reply now and then, and after a command."""
 
     tokens: int
     max_seq_len: int

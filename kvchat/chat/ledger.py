@@ -35,19 +35,18 @@ class Turn:
 
     @property
     def saved_ms(self) -> float | None:
-        """Estimated time the cache saved before the first token."""
-        if self.uncached_ttft_ms is None:
+        """Estimated time the cache saved before the first token; None if none came."""
+        if self.uncached_ttft_ms is None or not self.decoded:
             return None
         return max(0.0, self.uncached_ttft_ms - self.ttft_ms)
 
     def line(self) -> str:
         """Return the turn in one unobtrusive line."""
-        parts = [
-            f"reused {self.reused:,}",
-            f"new {self.new:,}",
-            f"{self.ttft_ms / 1e3:.2f} s to first token",
-            f"{self.decode_tps:.0f} tok/s",
-        ]
+        parts = [f"reused {self.reused:,}", f"new {self.new:,}"]
+        if self.decoded:
+            parts.append(f"{self.ttft_ms / 1e3:.2f} s to first token")
+        if self.decode_tps:
+            parts.append(f"{self.decode_tps:.0f} tok/s")
         if self.saved_ms is not None and self.saved_ms >= 50:
             parts.append(f"saved {self.saved_ms / 1e3:.1f} s")
         if self.dropped_turns:

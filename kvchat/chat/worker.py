@@ -43,13 +43,16 @@ from kvchat.chat.events import (
 )
 from kvchat.chat.session import ChatSession, Overflow
 from kvchat.engine.errors import Cancelled, KvchatError
-from kvchat.engine.types import LoadProgress, SamplingParams, TokenGenerated
+from kvchat.engine.types import LoadProgress, PrefillFinished, SamplingParams, TokenGenerated
 from kvchat.models.pull_staging import PullProgress
 
 if TYPE_CHECKING:
     from kvchat.models.load import LanguageModel
 
 log = logging.getLogger(__name__)
+
+STATUS_EVERY = 16
+"""Tokens of a reply after which the cache's state is told again."""
 
 
 class Worker:
@@ -84,6 +87,7 @@ class Worker:
         self._session: ChatSession | None = None
         self._conversation: Conversation | None = None
         self._queue: deque[Command] = deque()
+        self._unreported = 0
         self._wake = threading.Condition()
         # The following are read and written while holding `_wake`.
         self._current: Command | None = None
@@ -207,6 +211,7 @@ class Worker:
         try:
             for event in self._carry_out(command):
                 self._tell(event)
+                self._report(event)
                 self._gate(event)
             if self._session is not None:
                 self._tell(self._status(self._session))
@@ -324,6 +329,14 @@ class Worker:
             # The turn that this was meant for will meet the same error and tell it.
             log.info("idle prefill ended: %s", error)
         self._tell(self._status(session))
+
+    def _report(self, event: WorkerEvent) -> None:
+        """Between two events: tell now and then how the cache fills."""
+        self._unreported += isinstance(event, TokenGenerated)
+        due = isinstance(event, PrefillFinished) or self._unreported >= STATUS_EVERY
+        if due and self._session is not None:
+            self._unreported = 0
+            self._tell(self._status(self._session))
 
     def _gate(self, event: WorkerEvent) -> None:
         """Between two events: pass on a stop that came too early for the engine, or pause."""

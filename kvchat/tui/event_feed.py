@@ -31,6 +31,7 @@ from kvchat.engine.types import (
 )
 from kvchat.models.pull_staging import PullProgress
 from kvchat.tui.views import changes, message_view, turn_spans
+from kvchat.tui.widgets.cache_panel import TurnSpan
 
 if TYPE_CHECKING:
     from kvchat.chat.session import ChatSession
@@ -225,8 +226,12 @@ class EventFeed:
         if self.session is None:
             return
         conversation = self.session.conversation
+        spans = turn_spans(conversation, conversation.active_path())
+        running = event.tokens - sum(span.tokens for span in spans)
+        if self.writing and running > 0:
+            spans.append(TurnSpan(running, str(len(spans) + 1)))
         self.screen.cache.update_cache(
-            turn_spans(conversation, conversation.active_path()),
+            spans,
             event.max_seq_len,
             event.kv_bytes,
             event.stash_bytes,

@@ -138,6 +138,9 @@ class MainScreen(Screen[None]):
             return
         if text and not self.prompt.message:
             self.prompt.message = text
+        if self.feed.session is None:
+            key = self.app.keymap.first("chat.model")
+            self.transcript.status(f"no model is loaded · {key} chooses one")
         self.notify(str(error), severity="error", timeout=10, markup=False)
 
     def branch_deleted(self, deleted: Deleted) -> None:

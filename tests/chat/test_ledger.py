@@ -35,6 +35,7 @@ def test_a_turn_in_one_line() -> None:
     assert turn(uncached_ttft_ms=None).saved_ms is None
     assert turn(uncached_ttft_ms=20.0).saved_ms == 0
     assert "saved" not in turn(uncached_ttft_ms=120.0).line()
+    assert turn(decoded=0, decode_tps=0.0).line() == "reused 1,200 · new 30"
     assert turn(dropped_turns=3).line().endswith("dropped 3 old turns")
 
 
@@ -102,7 +103,9 @@ def test_a_cancel_in_prefill_counts_what_was_run() -> None:
     turn = session.ledger[-1]
     assert (turn.finish_reason, turn.decoded) == ("cancelled", 0)
     assert (turn.decode_tps, turn.ttft_ms) == (0, 0)
-    assert "tok/s" in turn.line()
+    assert "tok/s" not in turn.line()
+    assert "first token" not in turn.line()
+    assert turn.saved_ms is None
 
 
 def test_where_and_why_reuse_stopped_is_told() -> None:

@@ -231,6 +231,7 @@ def test_events_of_loading_and_of_a_turn_come_in_order(empty: Rig) -> None:
     assert kinds[:3] == [CommandStarted, ReplyStarted, PrefillProgress]
     assert kinds[kinds.index(PrefillFinished) : end + 1] == [
         PrefillFinished,
+        CacheStatus,
         *[TextAdded, TokenGenerated] * 2,
         GenerationFinished,
         TurnFinished,

@@ -14,6 +14,7 @@ from textual.pilot import Pilot
 from tiny_chat import DictatedSampler, tiny_llm
 
 from kvchat.chat.events import Paused
+from kvchat.chat.worker import STATUS_EVERY
 from kvchat.engine.errors import KvchatError
 from kvchat.models import load as load_module
 from kvchat.models.load import LanguageModel
@@ -170,6 +171,21 @@ async def test_a_second_turn_reuses_the_first(llm):
         assert turn.reused > turn.new
 
 
+async def test_the_context_fills_while_a_reply_is_written(llm):
+    dictate(llm, "abcdefghij" * 5)
+    async with chat() as c:
+        c.app.worker.pause()
+        await c.type("Hi")
+        await c.until(lambda: c.screen.cache._spans)
+        before = c.screen.cache._spans[0].tokens
+        for _ in range(STATUS_EVERY):
+            c.app.worker.step()
+        await c.until(lambda: c.screen.cache._spans[0].tokens >= before + STATUS_EVERY - 2)
+        assert len(c.screen.cache._spans) == 1
+        await c.pilot.press("escape")
+        await c.idle()
+
+
 async def test_escape_stops_and_keeps_what_came(llm):
     dictate(llm, "abcdefghij" * 5)
     async with chat() as c:
@@ -309,6 +325,7 @@ async def test_a_model_that_does_not_load_is_told_and_the_screen_stays_usable(mo
     async with app.run_test(size=(100, 30), notifications=True) as pilot:
         await wait_until(pilot, lambda: app._notifications)
         assert any("damaged" in n.message for n in app._notifications)
+        assert "no model is loaded" in app._main_screen.transcript._status.lines[-1].text
         app._main_screen.prompt.message = "Hi"
         await pilot.press("enter")
         await wait_until(pilot, lambda: app._main_screen.prompt.message == "Hi")

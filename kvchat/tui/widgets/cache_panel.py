@@ -219,7 +219,7 @@ def _mib(n: int) -> str:
 
 
 def _seconds(turn: Turn) -> str:
-    return f"{turn.ttft_ms / 1e3:.2f} s"
+    return f"{turn.ttft_ms / 1e3:.2f} s" if turn.decoded else "none"
 
 
 def _saved(turn: Turn) -> str:
