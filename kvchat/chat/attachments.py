@@ -7,6 +7,7 @@ does what stands in a fenced block of code.
 
 from __future__ import annotations
 
+import os
 import re
 import stat
 from collections.abc import Iterator
@@ -154,7 +155,7 @@ def _shortened(name: str) -> Iterator[str]:
 
 def _existing(name: str, folder: Path) -> Path | None:
     try:
-        path = folder / Path(name).expanduser()
+        path = folder / Path(os.path.expanduser(name))
         path.stat()
     except (OSError, ValueError, RuntimeError):  # no such file, no such name, no such home
         return None

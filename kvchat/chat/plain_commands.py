@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -121,7 +122,7 @@ def save(chat: PlainChat, argument: str) -> None:
     """Write the chat into a new Markdown file."""
     if not argument:
         raise KvchatError("Write where to: /save FILE.")
-    path = Path(argument).expanduser()
+    path = Path(os.path.expanduser(argument))
     text = to_markdown(chat.conversation, chat.session.llm.name)
     try:
         file = path.open("x", encoding="utf-8", errors="replace", newline="\n")

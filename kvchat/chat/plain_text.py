@@ -20,7 +20,8 @@ def printable(text: str) -> str:
     """Return `text` without anything a terminal takes for a command.
 
     Control codes become visible characters, line feeds and tabs stay, carriage returns go. Lone
-    surrogates, which no terminal can be sent, become U+FFFD. It works character by character, so streamed pieces may be passed one by one.
+    surrogates, which no terminal can be sent, become U+FFFD. It works character by character, so
+    streamed pieces may be passed one by one.
     """
     return text.translate(_SAFE)
 

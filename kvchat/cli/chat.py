@@ -13,7 +13,7 @@ from kvchat.cli.loading import make_available
 from kvchat.cli.logs import log_to_file
 from kvchat.cli.options import CHAT, MODEL, SAMPLING, SCREEN, takes_settings
 from kvchat.cli.output import Output, is_terminal, note
-from kvchat.engine.errors import KvchatError
+from kvchat.engine.errors import KvchatError, SettingError
 from kvchat.engine.types import SamplingParams
 from kvchat.settings import Settings
 
@@ -27,11 +27,20 @@ def chat(
     plain: Annotated[
         bool, typer.Option("--plain", help="Chat line by line, without a screen.")
     ] = False,
+    go_on: Annotated[
+        bool, typer.Option("--continue", help="Go on with the chat that was changed last.")
+    ] = False,
+    resume: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="Go on with a chat, by its id or the beginning of it."),
+    ] = None,
 ) -> None:
     """Chat with a model."""
     SamplingParams().updated(**settings.sampling)  # refuses bad values before anything is loaded
     if not plain and _has_screen():
-        on_screen(settings)
+        on_screen(settings, resume, go_on)
+    elif go_on or resume:
+        raise SettingError("--continue and --resume open the screen; they do not go with --plain")
     else:
         line_by_line(settings)
 
@@ -45,14 +54,15 @@ def _has_screen() -> bool:
     )
 
 
-def on_screen(settings: Settings) -> None:
+def on_screen(settings: Settings, resume: str | None, go_on: bool) -> None:
     """Chat on the screen; the model is loaded, and fetched if need be, behind it."""
     log_to_file()
     from kvchat.tui.app import run
+    from kvchat.tui.keeper import LAST
 
     # What was told on stderr is out of sight behind the screen, so it is told there again.
     _, problems = Settings.load()
-    status = run(settings, problems)
+    status = run(settings, problems, resume=LAST if go_on else resume)
     if status:
         raise typer.Exit(status)
 

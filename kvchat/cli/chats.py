@@ -44,7 +44,7 @@ def list_chats(
     output = Output()
     found = _store().chats(text, tag=tag, deleted=deleted)
     if as_json:
-        output.write(_as_json([asdict(chat) for chat in found]))
+        output.write(_as_json([chat._asdict() for chat in found]))
     elif found:
         _table(
             output,

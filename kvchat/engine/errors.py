@@ -48,9 +48,7 @@ class ContextOverflowError(KvchatError):
         can_drop: leaving out old turns would make it fit.
     """
 
-    def __init__(
-        self, message: str, *, needed: int, limit: int, can_drop: bool = False
-    ) -> None:
+    def __init__(self, message: str, *, needed: int, limit: int, can_drop: bool = False) -> None:
         super().__init__(message)
         self.needed = needed
         self.limit = limit

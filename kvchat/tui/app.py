@@ -20,11 +20,13 @@ from textual.filter import LineFilter
 from textual.screen import Screen
 
 from kvchat.chat.commands import Load
+from kvchat.chat.events import WorkerEvent
 from kvchat.chat.worker import Worker
 from kvchat.settings import Settings, log_file, remember
 from kvchat.tui.ascii_filter import AsciiFilter, speaks_unicode
 from kvchat.tui.bridge import EngineUpdate, EventBridge
 from kvchat.tui.clipboard import fill_clipboard, osc52
+from kvchat.tui.keeper import Keeper
 from kvchat.tui.keymap import Keymap
 from kvchat.tui.main_screen import MainScreen
 from kvchat.tui.modals.text_editor import TextEditor
@@ -45,6 +47,7 @@ class KvchatApp(App[None]):
     Args:
         settings: what the user has set.
         problems: what was wrong with the settings, to be told.
+        resume: the chat to go on with, by the beginning of its id, or `kvchat.tui.keeper.LAST`.
     """
 
     TITLE = "kvchat"
@@ -76,7 +79,9 @@ class KvchatApp(App[None]):
         ),
     ]
 
-    def __init__(self, settings: Settings, problems: Sequence[str] = ()) -> None:
+    def __init__(
+        self, settings: Settings, problems: Sequence[str] = (), *, resume: str | None = None
+    ) -> None:
         # Without colours nothing but the terminal's own attributes; Textual alone would go grey.
         super().__init__(ansi_color=True if "NO_COLOR" in os.environ else None)
         self.use_command_palette = True
@@ -97,6 +102,8 @@ class KvchatApp(App[None]):
         self._problems += [*self.themes.problems, *([problem] if problem else [])]
         self.bridge = EventBridge(self)
         self.worker: Worker | None = None
+        self.keeper: Keeper | None = None
+        self._resume = resume
         self.fault = ""
         """What to tell the user after a fault of ours has ended the program."""
 
@@ -141,18 +148,30 @@ class KvchatApp(App[None]):
 
     def _start_worker(self) -> None:
         settings = self.settings
+        keeper = self.keeper = Keeper(self._tell_about_saving)
+
+        def take(event: WorkerEvent) -> None:
+            keeper.note(event)
+            self.bridge.put(event)
+
+        first = self._main_screen.chats.first(self._resume)
         self.worker = Worker(
-            self.bridge.put,
+            take,
             sampling=settings.sampling,
             overflow=settings.overflow,
             system=settings.system or "",
         )
-        self.worker.submit(Load(settings.model, settings.load_arguments()))
+        self.worker.submit(Load(settings.model, settings.load_arguments(), first))
+
+    def _tell_about_saving(self, text: str) -> None:
+        self.notify(text, title="Saving", severity="warning", timeout=10, markup=False)
 
     def on_unmount(self) -> None:
         """End the engine thread."""
         if self.worker is not None:
             self.worker.shutdown()
+        if self.keeper is not None:
+            self.keeper.close()
 
     @on(TextEditor.Edited)
     def _price_edit(self, event: TextEditor.Edited) -> None:
@@ -196,10 +215,10 @@ class KvchatApp(App[None]):
         self.push_screen(ThemePicker(self.themes), chosen)
 
 
-def run(settings: Settings, problems: Sequence[str] = ()) -> int:
+def run(settings: Settings, problems: Sequence[str] = (), *, resume: str | None = None) -> int:
     """Run the screen program until the user leaves it; return the exit status."""
     with native_output_to(log_file()):
-        app = KvchatApp(settings, problems)
+        app = KvchatApp(settings, problems, resume=resume)
         app.run()
     # The interpreter's last collection would walk all that torch has made, which takes a second.
     gc.freeze()

@@ -32,6 +32,7 @@ CHAT_KEYS = (
         "f6", "branches", "Branches", "Go to another branch of the chat", id="branches", show=True
     ),
     _key("ctrl+n", "new_chat", "New chat", "Begin another chat", id="new", show=True),
+    _key("ctrl+l", "chats", "Chats", "Open, search, rename or delete chats", id="chats", show=True),
     _key("f5", "edit_system", "System prompt", "Change what the model is told first", id="system"),
     _key("f8", "step", "Step", "Write one token and hold the reply", id="step"),
     _key("ctrl+g", "continue", "Continue", "Let the last reply go on", id="continue"),

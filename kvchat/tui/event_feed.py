@@ -59,7 +59,7 @@ class EventFeed:
         self._stash_budget = stash_budget
         self._pieces: list[tuple[str, bool]] = []
         self._fresh: list[tuple[str, bool]] = []
-        """Text whose token has not been told yet."""
+        """Text whose token has not been told yet; a mark may have to stand before it."""
         self._ms: list[float] = []
         self._params: SamplingParams | None = None
         self._reading_since = 0.0
@@ -78,6 +78,8 @@ class EventFeed:
                 case TokenGenerated():
                     self._token(event)
                 case _:
+                    self._pieces += self._fresh
+                    self._fresh = []
                     self._flush()
                     self._tell(event)
         self._flush()
@@ -102,7 +104,7 @@ class EventFeed:
 
     def _flush(self) -> None:
         """Show the text that has come in, neighbouring pieces of one kind together."""
-        pieces, self._pieces, self._fresh = [*self._pieces, *self._fresh], [], []
+        pieces, self._pieces = self._pieces, []
         ms, self._ms = self._ms, []
         for thinking in (True, False):
             # Reasoning always comes before the answer it leads to.
@@ -202,6 +204,10 @@ class EventFeed:
 
     def _model_loaded(self, session: ChatSession) -> None:
         self.session = session
+        turns = self.screen.chats.shown(session.conversation)
+        if turns is not None:
+            self.turns = {turn.reply_id: turn for turn in turns}
+            self.screen.cache.update_turn(turns[-1] if turns else None)
         llm = session.llm
         self.screen.header.show_model(
             llm.name,

@@ -22,7 +22,6 @@ from kvchat.chat.commands import (
     Edit,
     GetPrice,
     Load,
-    Open,
     Regenerate,
     Restore,
     Send,
@@ -30,18 +29,18 @@ from kvchat.chat.commands import (
     SetThinking,
     Switch,
 )
-from kvchat.chat.conversation import Conversation, Deleted
+from kvchat.chat.conversation import Deleted
 from kvchat.chat.events import WorkerEvent
 from kvchat.chat.nodes import Node
 from kvchat.engine.errors import ContextOverflowError, KvchatError
 from kvchat.models.catalog import find, for_language
 from kvchat.models.languages import language_of
 from kvchat.tui.chat_keys import CHAT_KEYS
+from kvchat.tui.chats import Chats
 from kvchat.tui.event_feed import EventFeed
 from kvchat.tui.glyphs import ASCII, UNICODE
 from kvchat.tui.message_actions import MessageActions
 from kvchat.tui.modals.branch_tree import BranchTree
-from kvchat.tui.modals.confirm import Confirm
 from kvchat.tui.modals.help import HelpScreen, key_groups
 from kvchat.tui.modals.model_picker import ModelChoice, ModelPicker
 from kvchat.tui.modals.overflow import OverflowQuestion
@@ -95,6 +94,7 @@ class MainScreen(Screen[None]):
         super().__init__()
         self.feed = EventFeed(self, stash_budget)
         self.messages = MessageActions(self)
+        self.chats = Chats(self)
         self._offered_picker = False
         self._deleted: Deleted | None = None
         self._price: GetPrice | None = None
@@ -279,16 +279,14 @@ class MainScreen(Screen[None]):
         self.submit(SetThinking(False if off else None))
         self.notify(f"Thinking is {'off' if off else 'on'} from the next reply on.", timeout=4)
 
-    @work
-    async def action_new_chat(self) -> None:
+    def action_new_chat(self) -> None:
         """Begin another chat."""
-        if self._path() and not await self.app.push_screen_wait(
-            Confirm("Begin a new chat?", "This one is not kept.", yes="New chat", no="Stay")
-        ):
-            return
-        self.feed.turns.clear()
-        self.cache.update_turn(None)
-        self.submit(Open(Conversation(system=self.app.settings.system or "")))
+        self.chats.new()
+
+    @work
+    async def action_chats(self) -> None:
+        """Go to another chat."""
+        await self.chats.choose()
 
     @work
     async def action_branches(self) -> None:

@@ -83,7 +83,21 @@ def test_finds(store: Store, query: str, found: set[str]) -> None:
 
 @pytest.mark.parametrize(
     "query",
-    ['"', "a OR", "NOT", "terms:x", "(a", "a*", "'", "\0", "a\ud800", "\ud800", '""', "^a", "a NEAR b"],
+    [
+        '"',
+        "a OR",
+        "NOT",
+        "terms:x",
+        "(a",
+        "a*",
+        "'",
+        "\0",
+        "a\ud800",
+        "\ud800",
+        '""',
+        "^a",
+        "a NEAR b",
+    ],
 )
 def test_nothing_in_a_query_is_syntax(store: Store, query: str) -> None:
     assert isinstance(store.search(query), list)

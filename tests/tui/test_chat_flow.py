@@ -13,15 +13,17 @@ from textual.command import CommandPalette
 from textual.pilot import Pilot
 from tiny_chat import DictatedSampler, tiny_llm
 
-from kvchat.chat.events import Paused
+from kvchat.chat.events import Paused, WorkerEvent
+from kvchat.chat.store_search import Hit
 from kvchat.chat.worker import STATUS_EVERY
 from kvchat.engine.errors import KvchatError
 from kvchat.models import load as load_module
 from kvchat.models.load import LanguageModel
 from kvchat.settings import Settings
 from kvchat.tui.app import KvchatApp
+from kvchat.tui.keeper import LAST
 from kvchat.tui.main_screen import MainScreen
-from kvchat.tui.modals.confirm import Confirm
+from kvchat.tui.modals.chat_list import ChatList
 from kvchat.tui.modals.help import HelpScreen
 from kvchat.tui.modals.overflow import OverflowQuestion
 from kvchat.tui.modals.text_editor import TextEditor
@@ -86,9 +88,11 @@ class Chat:
 
 
 @asynccontextmanager
-async def chat(size: tuple[int, int] = (120, 36), **flags: Any) -> AsyncIterator[Chat]:
+async def chat(
+    size: tuple[int, int] = (120, 36), resume: str | None = None, **flags: Any
+) -> AsyncIterator[Chat]:
     settings, problems = Settings.load({"max_tokens": 60, **flags})
-    app = KvchatApp(settings, problems)
+    app = KvchatApp(settings, problems, resume=resume)
     async with app.run_test(size=size) as pilot:
         running = Chat(app, pilot)
         await running.until(lambda: running.screen.feed.session is not None)
@@ -259,6 +263,24 @@ async def test_a_slider_acts_on_the_next_token_and_leaves_a_mark(llm):
         assert temperatures[0] == 0 < temperatures[1]
 
 
+async def test_a_mark_stands_before_the_token_however_its_events_come(llm, monkeypatch):
+    def one_by_one(screen: MainScreen, told: list[WorkerEvent]) -> None:
+        for event in told:
+            screen.feed.handle([event])
+
+    monkeypatch.setattr(MainScreen, "handle_events", one_by_one)
+    dictate(llm, "abcdefghij")
+    async with chat() as c:
+        c.app.worker.pause()
+        await c.type("Hi")
+        await c.until(lambda: c.screen.speed._phase == "paused")
+        c.app.worker.params = c.app.worker.params.updated(temperature=1)
+        c.app.worker.step()
+        await c.until(lambda: c.screen.transcript._reply.view.text == "ab")
+        marks = c.screen.transcript._reply.view.marks
+        assert [(mark.offset, mark.text) for mark in marks] == [(1, "temperature 0 → 1")]
+
+
 async def test_messages_sent_while_it_writes_wait_and_can_be_withdrawn(llm):
     dictate(llm, "First.", "Third.")
     async with chat() as c:
@@ -288,14 +310,64 @@ async def test_deleting_can_be_undone(llm):
         await c.until(lambda: len(c.said) == 2)
 
 
-async def test_a_new_chat_asks_first(llm):
-    dictate(llm, "First.")
+async def test_a_chat_is_kept_and_found_again(llm):
+    dictate(llm, "The otter sleeps.", "Second.", "Third.")
+    async with chat() as c:
+        await c.say("Tell me of an animal")
+        await c.pilot.press("ctrl+n")
+        await c.until(lambda: c.said == [])
+        await c.say("Something else")
+        await c.pilot.press("ctrl+l")
+        await c.until(lambda: isinstance(c.app.screen, ChatList) and c.app.screen._rows)
+        await c.pilot.press(*"otter")
+        await c.until(lambda: any(isinstance(row, Hit) for row in c.app.screen._rows))
+        await c.pilot.press("enter")
+        await c.until(lambda: c.said[-1:] == [("assistant", "The otter sleeps.")])
+        await c.idle()
+        assert len(c.screen.feed.turns) == 1
+        await c.say("Go on")
+        assert c.said[-1] == ("assistant", "Third.")
+
+
+async def test_the_last_chat_goes_on_after_a_restart(llm):
+    dictate(llm, "First.", "Second.")
+    async with chat() as c:
+        await c.say("Hi")
+        before = c.screen.feed.session.conversation
+    async with chat(resume=LAST) as c:
+        after = c.screen.feed.session.conversation
+        assert after is not before
+        assert c.said == [("user", "Hi"), ("assistant", "First.")]
+        assert after.context_ids(after.active_path()[-1].id) == before.context_ids(
+            before.active_path()[-1].id
+        )
+        await c.say("And?")
+        assert c.said[-1] == ("assistant", "Second.")
+
+
+async def test_a_chat_can_be_renamed_pinned_copied_deleted_and_brought_back(llm):
+    dictate(llm, "First.", "Second.")
     async with chat() as c:
         await c.say("Hi")
         await c.pilot.press("ctrl+n")
-        await c.until(lambda: isinstance(c.app.screen, Confirm))
-        await c.pilot.press("y")
         await c.until(lambda: c.said == [])
+        await c.say("Other")
+        await c.pilot.press("ctrl+l")
+        await c.until(lambda: isinstance(c.app.screen, ChatList) and len(c.app.screen._rows) == 2)
+        chats = c.app.screen
+        titles = lambda: [row.title for row in chats._rows]  # noqa: E731
+        await c.pilot.press("down", "down", "f4")
+        await c.until(lambda: titles() == ["Hi", "Other"] and chats._rows[0].pinned)
+        await c.pilot.press("up", "f2")
+        await c.pilot.press("end", "!", "enter")
+        await c.until(lambda: titles() == ["Hi!", "Other"])
+        chats.action_into_list()
+        await c.pilot.press("f3")
+        await c.until(lambda: len(chats._rows) == 3)
+        await c.pilot.press("home", "delete")
+        await c.until(lambda: len(chats._rows) == 2)
+        await c.pilot.press("f10")
+        await c.until(lambda: len(chats._rows) == 3)
 
 
 async def test_an_overflow_is_asked_about_and_the_text_comes_back(llm):

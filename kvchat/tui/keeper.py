@@ -1,0 +1,67 @@
+"""Keeper: the store and its saver, as the screen uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvchat.chat.conversation import Conversation
+from kvchat.chat.events import WorkerEvent
+from kvchat.chat.ledger import Turn
+from kvchat.chat.saver import Saver
+from kvchat.chat.store import Store
+from kvchat.chat.store_errors import ChatInUseError
+from kvchat.engine.errors import KvchatError
+
+LAST = "last"
+"""In the place of a chat's id, which is never a word: the one that was changed last."""
+
+
+class Keeper:
+    """Opens and saves chats. Whatever goes wrong with the disk, the chat itself goes on.
+
+    Args:
+        tell: gets texts for the user, on any thread.
+    """
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self.store = Store(tell=tell)
+        self._saver = Saver(self.store, tell)
+        self._tell = tell
+
+    def note(self, event: WorkerEvent) -> None:
+        """Save what an event means. Called on the worker's thread."""
+        self._saver.note(event)
+
+    def find(self, which: str) -> str | None:
+        """Return the id of a chat given by the beginning of it, or of the last one.
+
+        Raises:
+            KvchatError: there is none, or more than one.
+        """
+        return self.store.last() if which == LAST else self.store.find(which)
+
+    def open(self, chat_id: str) -> tuple[Conversation, list[Turn]]:
+        """Return a chat and its ledger; a copy of it when another program is writing in it.
+
+        Raises:
+            KvchatError: it cannot be read.
+        """
+        try:
+            conversation = self._saver.open(chat_id)
+        except ChatInUseError as error:
+            self._tell(f"{error} A copy is opened.")
+            chat_id = self.store.duplicate(chat_id)
+            conversation = self._saver.open(chat_id)
+        return conversation, self.store.ledger(chat_id)
+
+    def let_go(self, chat_id: str) -> None:
+        """Close a chat: other programs may write it now."""
+        self._saver.let_go(chat_id)
+
+    def close(self) -> None:
+        """Write everything and end. The worker must have ended."""
+        try:
+            if not self._saver.close():
+                self._tell("Some of this chat could not be written to the disk.")
+        except KvchatError as error:
+            self._tell(str(error))

@@ -1,0 +1,220 @@
+"""ChatList: all chats, what they are called and what was said in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import ClassVar
+
+from textual import on, work
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.content import Content
+from textual.widgets import Input, OptionList, Static
+from textual.widgets.option_list import Option
+
+from kvchat.chat.plain_text import one_line
+from kvchat.chat.store import ChatSummary, Store
+from kvchat.chat.store_search import Hit
+from kvchat.engine.errors import KvchatError
+from kvchat.tui.modals.dialog import Dialog
+
+MOST = 500
+"""Rows that are shown; a search finds the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatChoice:
+    """The chat that was chosen, and the message that a search found in it."""
+
+    chat_id: str
+    node_id: str | None = None
+
+
+class ChatList(Dialog[ChatChoice]):
+    """Lists chats, and searches all messages as one types. Answers with a ChatChoice.
+
+    Args:
+        store: where the chats are.
+        current: the open chat, which cannot be deleted here.
+        now: the time, for dates that read like "today".
+    """
+
+    TITLE = "Chats"
+    HINT = "Enter open · F2 rename · F3 duplicate · F4 pin · Del delete · F10 undo"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("down", "into_list", "List", show=False),
+        Binding("f2", "rename", "Rename", id="chats.rename", priority=True),
+        Binding("f3", "duplicate", "Duplicate", id="chats.duplicate", priority=True),
+        Binding("f4", "pin", "Pin", id="chats.pin", priority=True),
+        Binding("delete", "delete", "Delete", id="chats.delete"),
+        Binding("f10", "undo", "Undo delete", id="chats.undo", priority=True),
+    ]
+    DEFAULT_CSS = """
+    ChatList {
+        .dialog--box { width: 92; height: 90%; }
+        Input, Input:focus { height: 1; padding: 0 1; background: $panel; margin-bottom: 1; }
+        OptionList { height: 1fr; }
+        .chat-list--word { color: $text-muted; height: auto; }
+    }
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        current: str | None = None,
+        *,
+        now: Callable[[], datetime] = lambda: datetime.now().astimezone(),
+    ) -> None:
+        super().__init__()
+        self._store = store
+        self._current = current
+        self._now = now
+        self._rows: list[ChatSummary | Hit] = []
+        self._deleted: list[str] = []
+        self._renaming: str | None = None
+
+    def compose_body(self) -> ComposeResult:
+        """Yield the search line, the list, and a line for a word about it."""
+        yield Input(placeholder="Search titles and messages", compact=True)
+        yield OptionList(markup=False)
+        yield Static("", classes="chat-list--word", markup=False)
+
+    def on_mount(self) -> None:
+        """Show all chats; one can type at once."""
+        self.query_one(Input).focus()
+        self._find("")
+
+    @on(Input.Changed)
+    def _typed(self, event: Input.Changed) -> None:
+        if self._renaming is None:
+            self._find(event.value.strip())
+
+    @on(Input.Submitted)
+    def _submitted(self, event: Input.Submitted) -> None:
+        if self._renaming is not None:
+            self._change(lambda: self._store.rename(self._renaming or "", event.value.strip()))
+            self._end_renaming()
+        elif self._rows:
+            self._choose(self.query_one(OptionList).highlighted or 0)
+
+    @on(OptionList.OptionSelected)
+    def _selected(self, event: OptionList.OptionSelected) -> None:
+        self._choose(event.option_index)
+
+    @work(thread=True, exclusive=True, group="find", exit_on_error=False)
+    def _find(self, text: str) -> None:
+        """Look up on another thread: the screen never waits for the disk."""
+        try:
+            rows: list[ChatSummary | Hit] = [*self._store.chats(text)[:MOST]]
+            if text:
+                rows += self._store.search(text)
+        except KvchatError as error:
+            self.app.call_from_thread(self._say, str(error))
+        else:
+            self.app.call_from_thread(self._show, rows)
+
+    def _show(self, rows: Sequence[ChatSummary | Hit]) -> None:
+        options = self.query_one(OptionList)
+        at = options.highlighted or 0
+        self._rows = list(rows)
+        options.clear_options()
+        options.add_options([Option(self._line(row)) for row in rows])
+        if rows:
+            options.highlighted = min(at, len(rows) - 1)
+        self._say("" if rows else "No chat has that in it.")
+
+    def _line(self, row: ChatSummary | Hit) -> Content:
+        if isinstance(row, Hit):
+            text = Content(row.excerpt)
+            for start, end in row.marks:
+                text = text.stylize("bold underline", start, end)
+            return Content.assemble(f"  {one_line(row.title)[:24]} · ", text)
+        marks = "● " if row.id == self._current else "★ " if row.pinned else "  "
+        tags = "".join(f" #{tag}" for tag in row.tags)
+        facts = f"{self._when(row.changed)} · {row.messages} messages"
+        return Content(f"{marks}{one_line(row.title) or 'Untitled'}{tags}  ·  {facts}")
+
+    def _when(self, time: datetime) -> str:
+        days = (self._now().date() - time.date()).days
+        if days == 0:
+            return f"today {time:%H:%M}"
+        return "yesterday" if days == 1 else f"{time:%Y-%m-%d}"
+
+    def _choose(self, index: int) -> None:
+        row = self._rows[index]
+        if isinstance(row, Hit):
+            self.dismiss(ChatChoice(row.chat_id, row.node_id))
+        else:
+            self.dismiss(ChatChoice(row.id))
+
+    def action_into_list(self) -> None:
+        """Move down from the search line."""
+        self.query_one(OptionList).focus()
+
+    def action_rename(self) -> None:
+        """Give the chat another title, in the line above."""
+        chat = self._highlighted
+        if chat is not None:
+            self._renaming = chat.id
+            line = self.query_one(Input)
+            line.value = chat.title
+            line.focus()
+            self._say("The new title; Enter keeps it.")
+
+    def action_duplicate(self) -> None:
+        """Make a copy of the chat."""
+        if (chat := self._highlighted) is not None:
+            self._change(lambda: self._store.duplicate(chat.id))
+
+    def action_pin(self) -> None:
+        """Keep the chat at the top, or no longer."""
+        if (chat := self._highlighted) is not None:
+            self._change(lambda: self._store.pin(chat.id, not chat.pinned))
+
+    def action_delete(self) -> None:
+        """Delete the chat; it can be brought back."""
+        chat = self._highlighted
+        if chat is None:
+            return
+        if chat.id == self._current:
+            self._say("This chat is open. Begin another one before you delete it.")
+            return
+        self._deleted.append(chat.id)
+        self._change(lambda: self._store.delete(chat.id))
+
+    def action_undo(self) -> None:
+        """Bring back what was deleted here last."""
+        if self._deleted:
+            chat_id = self._deleted.pop()
+            self._change(lambda: self._store.restore(chat_id))
+
+    def action_cancel(self) -> None:
+        """Leave, or leave the title as it was."""
+        if self._renaming is not None:
+            self._end_renaming()
+        else:
+            self.dismiss(None)
+
+    @property
+    def _highlighted(self) -> ChatSummary | None:
+        index = self.query_one(OptionList).highlighted
+        row = self._rows[index] if index is not None and index < len(self._rows) else None
+        return row if isinstance(row, ChatSummary) else None
+
+    def _end_renaming(self) -> None:
+        self._renaming = None
+        self.query_one(Input).value = ""
+        self._find("")
+
+    def _change(self, change: Callable[[], object]) -> None:
+        try:
+            change()
+        except KvchatError as error:
+            self._say(str(error))
+        else:
+            self._find("" if self._renaming else self.query_one(Input).value.strip())
+
+    def _say(self, text: str) -> None:
+        self.query_one(".chat-list--word", Static).update(text)
