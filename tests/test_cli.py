@@ -23,7 +23,7 @@ from kvchat.cli.interrupts import Interrupts
 from kvchat.cli.output import Output
 from kvchat.cli.progress import Bar
 from kvchat.models import pull as pull_module
-from kvchat.models.catalog import CATALOG, find
+from kvchat.models.catalog import BETTER, CATALOG, find
 from kvchat.settings import config_file, log_file, models_dir
 
 
@@ -559,6 +559,6 @@ def test_the_first_start_fetches_the_default_model_and_names_better_ones(
     assert fetched == ["smollm2"]
     [line] = capsys.readouterr().err.splitlines()
     assert "English only" in line
-    recommended = [find(alias) for alias in loading.BETTER]
+    recommended = [find(alias) for alias in BETTER]
     assert all(entry and entry.alias in line for entry in recommended)
     assert any(entry and "zh" in entry.languages for entry in recommended)

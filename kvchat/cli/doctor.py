@@ -17,7 +17,6 @@ import typer
 from kvchat import __version__
 from kvchat.chat.plain_text import one_line
 from kvchat.cli.interrupts import Interrupts
-from kvchat.cli.loading import size_text
 from kvchat.cli.output import Output, is_terminal
 from kvchat.models import catalog
 from kvchat.models.locate import locate
@@ -110,7 +109,7 @@ def _folders() -> Iterator[Finding]:
         # Without a folder for models and chats nothing lasts; the others can be done without.
         yield Finding(what, found, remedy if problem else "", needed=variable == "DATA")
     space = _existing(models_dir())
-    yield Finding("free space", f"{size_text(shutil.disk_usage(space).free)} for models")
+    yield Finding("free space", f"{catalog.size_text(shutil.disk_usage(space).free)} for models")
 
 
 def _existing(folder: Path) -> Path:
@@ -142,9 +141,7 @@ def _model() -> Iterator[Finding]:
     path = locate(name)
     assert entry is not None and entry.sha256 is not None
     if path is None:
-        remedy = (
-            f"The first question fetches it ({size_text(entry.size)}), or `kvchat pull {name}`."
-        )
+        remedy = f"The first question fetches it ({catalog.size_text(entry.size)}), or `kvchat pull {name}`."
         yield Finding("model", f"{name} is not here yet", remedy)
     elif is_exactly(path, entry.size, entry.sha256, lambda _: None):
         yield Finding("model", f"{name} is whole")

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from kvchat.models.load import LanguageModel
     from kvchat.models.pull import PullProgress
 
-BETTER = ("llama-3.2-3b", "qwen3-1.7b", "qwen3-4b")
-"""What the first start recommends, of the catalogue."""
-
 
 def load_model(settings: Settings, interrupts: Interrupts) -> LanguageModel:
     """Load the model of the settings, which `make_available` has seen to.
@@ -54,12 +51,7 @@ def make_available(name: str) -> None:
     if name != Settings().model:
         require(name)
     fetch(name)
-    better = [entry for alias in BETTER if (entry := catalog.find(alias)) is not None]
-    names = ", ".join(f"{e.alias} ({size_text(e.size)}, {languages_text(e)})" for e in better)
-    note(
-        f"{name} is small and speaks English only. Better ones: {names}; `kvchat pull NAME` "
-        "fetches one, `kvchat models` lists all."
-    )
+    note(f"{catalog.better_than(name)} `kvchat pull NAME` fetches one, `kvchat models` lists all.")
 
 
 def fetch(name: str) -> Path:
@@ -72,14 +64,3 @@ def fetch(name: str) -> Path:
             bar.update(f"{progress.what} {name}", progress.done, progress.total)
 
         return pull(name, progress=report)
-
-
-def size_text(n: int) -> str:
-    """Return a number of bytes in megabytes or gigabytes."""
-    return f"{n / 1e9:.1f} GB" if n >= 1e9 else f"{n / 1e6:.0f} MB"
-
-
-def languages_text(entry: catalog.CatalogEntry) -> str:
-    """Return the first languages of a model."""
-    rest = len(entry.languages) - 2
-    return "/".join(entry.languages[:2]) + (f" and {rest} more" if rest > 0 else "")

@@ -8,9 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from kvchat.cli.loading import languages_text, size_text
 from kvchat.cli.output import Output
-from kvchat.models.catalog import CATALOG, CatalogEntry
+from kvchat.models.catalog import CATALOG, CatalogEntry, languages_text, size_text
 from kvchat.models.locate import LocalModel, list_models, locate
 
 

@@ -185,6 +185,28 @@ CATALOG: tuple[CatalogEntry, ...] = (
 )
 
 
+BETTER = ("llama-3.2-3b", "qwen3-1.7b", "qwen3-4b")
+"""What the first start recommends."""
+
+
+def better_than(name: str) -> str:
+    """Say in one line what the default model is not, and which ones are."""
+    better = [entry for alias in BETTER if (entry := find(alias)) is not None]
+    names = ", ".join(f"{e.alias} ({size_text(e.size)}, {languages_text(e)})" for e in better)
+    return f"{name} is small and speaks English only. Better ones: {names};"
+
+
+def size_text(n: int) -> str:
+    """Return a number of bytes in megabytes or gigabytes."""
+    return f"{n / 1e9:.1f} GB" if n >= 1e9 else f"{n / 1e6:.0f} MB"
+
+
+def languages_text(entry: CatalogEntry) -> str:
+    """Return the first languages of a model."""
+    rest = len(entry.languages) - 2
+    return "/".join(entry.languages[:2]) + (f" and {rest} more" if rest > 0 else "")
+
+
 def find(name: str) -> CatalogEntry | None:
     """The entry a name means: its alias (`qwen3:0.6b` too), its file, or repository/file."""
     wanted = name.strip().casefold()

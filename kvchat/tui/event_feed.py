@@ -29,7 +29,9 @@ from kvchat.engine.types import (
     SamplingParams,
     TokenGenerated,
 )
+from kvchat.models.catalog import better_than
 from kvchat.models.pull_staging import PullProgress
+from kvchat.settings import Settings
 from kvchat.tui.views import changes, message_view, turn_spans
 from kvchat.tui.widgets.cache_panel import TurnSpan
 
@@ -63,6 +65,8 @@ class EventFeed:
         self._ms: list[float] = []
         self._params: SamplingParams | None = None
         self._reading_since = 0.0
+        self._fetched = False
+        """The model that is being loaded had to be fetched first."""
 
     @property
     def writing(self) -> bool:
@@ -117,6 +121,7 @@ class EventFeed:
         screen = self.screen
         match event:
             case PullProgress(done=done, total=total, what=what):
+                self._fetched = True
                 share = f" {done / total:.0%}" if total else ""
                 self._phase(f"{what}{share}")
             case LoadProgress(done=done, total=total):
@@ -221,6 +226,10 @@ class EventFeed:
             node.content for node in session.conversation.active_path() if node.role == "user"
         ]
         self.show_path()
+        if self._fetched and llm.name == self.screen.app.settings.model == Settings().model:
+            text = f"{better_than(llm.name)} F4 lists all."
+            self.screen.notify(text, title="A first model", timeout=15, markup=False)
+        self._fetched = False
         if llm.template.is_default:
             self.screen.notify(
                 "This model has no chat template of its own; a common one is used.",
