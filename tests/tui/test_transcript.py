@@ -55,6 +55,17 @@ async def test_an_empty_transcript_greets_with_its_keys() -> None:
         assert not any("kvchat" in row for row in rows(app.transcript))
 
 
+async def test_the_scrollbar_appears_where_the_view_is() -> None:
+    app = Host()
+    async with app.run_test(size=(60, 20)) as pilot:
+        app.transcript.show([MessageView("a", "user", "short")])
+        await pilot.pause()
+        assert not app.transcript.show_vertical_scrollbar
+        app.transcript.show([MessageView("a", "user", "line\n" * 50)])
+        await wait_until(pilot, lambda: app.transcript.show_vertical_scrollbar)
+        assert app.transcript.vertical_scrollbar.position == app.transcript.scroll_y > 0
+
+
 async def test_a_message_has_header_thinking_body_and_ledger() -> None:
     app = Host()
     async with app.run_test(size=(60, 20)):

@@ -250,6 +250,8 @@ class BlockView(ScrollView, can_focus=True):
         self._set_height(self._starts[-1])
         top = max(0, min(top, self.max_scroll_y))
         self.scroll_target_y = self.scroll_y = top
+        if self.max_scroll_y:
+            self.vertical_scrollbar.position = top  # which a bar that is about to appear misses
         self._settling = False
         self.refresh()
 
