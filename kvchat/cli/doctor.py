@@ -141,7 +141,8 @@ def _model() -> Iterator[Finding]:
     path = locate(name)
     assert entry is not None and entry.sha256 is not None
     if path is None:
-        remedy = f"The first question fetches it ({catalog.size_text(entry.size)}), or `kvchat pull {name}`."
+        size = catalog.size_text(entry.size)
+        remedy = f"The first question fetches it ({size}), or `kvchat pull {name}`."
         yield Finding("model", f"{name} is not here yet", remedy)
     elif is_exactly(path, entry.size, entry.sha256, lambda _: None):
         yield Finding("model", f"{name} is whole")
