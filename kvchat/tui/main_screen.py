@@ -330,7 +330,7 @@ class MainScreen(Screen[None]):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Grey out what makes no sense now."""
         if action == "stop":
-            return True if self.busy else None
+            return True if self.busy or self.focused is not self.prompt else None
         if action in ("regenerate", "continue", "edit_last"):
             return None if self.busy or not self._path() else True
         return True

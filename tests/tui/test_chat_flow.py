@@ -144,6 +144,14 @@ async def test_typing_goes_to_the_prompt_from_the_transcript(llm):
         assert c.screen.prompt.message == "Who"
 
 
+async def test_escape_goes_to_the_prompt_when_nothing_is_written(llm):
+    async with chat() as c:
+        for widget in (c.screen.transcript, c.screen._first_slider):
+            widget.focus()
+            await c.pilot.press("escape")
+            assert c.screen.focused is c.screen.prompt
+
+
 async def test_a_branch_from_an_earlier_reply(llm):
     dictate(llm, "One.", "Two.", "Three.")
     async with chat() as c:
