@@ -19,6 +19,7 @@ from kvchat.chat.prefix import divergence
 from kvchat.chat.prompt import PromptBuilder
 from kvchat.engine.errors import ContextOverflowError, KvchatError
 from kvchat.engine.types import (
+    CacheEngine,
     GenerationFinished,
     PrefillFinished,
     PrefillProgress,
@@ -69,6 +70,11 @@ class ChatSession:
         self.ledger: list[Turn] = []
         self.speed = PrefillSpeed()
         self.prompts = PromptBuilder(self.conversation, llm.tokenizer, llm.template, thinking)
+
+    @property
+    def engine(self) -> CacheEngine:
+        """The model's engine, as far as a session knows it."""
+        return self.llm.engine
 
     # Turns
 
@@ -185,11 +191,11 @@ class ChatSession:
         if end is None or end.role == "user":
             return
         ids = self.prompts.certain(end.id)
-        if not 0 < len(ids) <= self.llm.engine.max_seq_len:
+        if not 0 < len(ids) <= self.engine.max_seq_len:
             return
         started = time.perf_counter()
         progress = None
-        for progress in self.llm.engine.prefill(ids):
+        for progress in self.engine.prefill(ids):
             yield progress
         if progress is not None and progress.done == progress.new:
             self.speed.add(progress.reused, progress.new, (time.perf_counter() - started) * 1e3)
@@ -202,7 +208,7 @@ class ChatSession:
             end = self._end()
             parent = end.id if end else None
         ids = self.prompts.for_text(parent, text)
-        reused = self.llm.engine.reusable(ids)
+        reused = self.engine.reusable(ids)
         new = len(ids) - reused
         return Price(reused, new, self.speed.estimate(new, reused))
 
@@ -237,7 +243,7 @@ class ChatSession:
         self, node: Node, ids: list[int], started: float, dropped: int = 0
     ) -> Iterator[ChatEvent]:
         """Run the engine on a prompt, which ends with what the reply has so far; record it all."""
-        engine, conversation, reply = self.llm.engine, self.conversation, node.reply
+        engine, conversation, reply = self.engine, self.conversation, node.reply
         assert reply is not None
         prompt = ids[: len(ids) - len(reply.token_ids)]
         stream, splitter = self._take_up(node, prompt)
@@ -320,7 +326,7 @@ class ChatSession:
         Raises:
             ContextOverflowError: the message alone is too long, or dropping is not allowed.
         """
-        limit = self.llm.engine.max_seq_len
+        limit = self.engine.max_seq_len
         droppable = len(self.prompts.visible_path_to(user.id)) > 1
         room = min(REPLY_ROOM, limit // 4) if droppable and overflow != "stop" else 1
         ids = self.prompts.for_reply(user.id)
@@ -345,7 +351,7 @@ class ChatSession:
         return ids, dropped
 
     def _check_room(self, needed: int, *, can_drop: bool = False) -> None:
-        limit = self.llm.engine.max_seq_len
+        limit = self.engine.max_seq_len
         if needed + 1 > limit:
             raise ContextOverflowError(
                 f"The conversation would need {needed:,} tokens and the context holds {limit:,}; "

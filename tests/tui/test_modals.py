@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any, ClassVar
 
 import pytest
@@ -11,19 +12,19 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding
 from textual.pilot import Pilot
 from textual.screen import Screen
-from textual.widgets import Input, OptionList, Tree
+from textual.widgets import OptionList, Tree
 
 from kvchat.chat.conversation import Conversation
+from kvchat.chat.store import Store
 from kvchat.models.catalog import CATALOG, find
 from kvchat.models.locate import LocalModel
 from kvchat.tui.keymap import Keymap
 from kvchat.tui.memory import available_memory, needed_memory
 from kvchat.tui.modals.branch_tree import BranchTree
-from kvchat.tui.modals.confirm import Confirm
+from kvchat.tui.modals.chat_list import ChatList
 from kvchat.tui.modals.help import HelpScreen, key_groups
 from kvchat.tui.modals.model_picker import ModelChoice, ModelPicker
 from kvchat.tui.modals.overflow import OverflowQuestion
-from kvchat.tui.modals.preset_name import PresetName
 from kvchat.tui.modals.system_editor import SystemEditor
 from kvchat.tui.modals.text_editor import TextEditor
 from kvchat.tui.modals.theme_picker import ThemePicker
@@ -91,11 +92,10 @@ def talk() -> Conversation:
 
 def every_dialog() -> dict[str, Screen[Any]]:
     return {
-        "confirm": Confirm("Delete [it]?", "All [of] it."),
         "themes": ThemePicker(load_themes()),
         "system": SystemEditor("Be [brief]."),
         "editor": TextEditor("Some [text]"),
-        "preset": PresetName(),
+        "chats": ChatList(Store(Path(mkdtemp()) / "chats.db")),
         "overflow": OverflowQuestion(9000, 8192),
         "models": ModelPicker(find_local=lambda: [local()]),
         "branches": BranchTree(talk()),
@@ -114,7 +114,7 @@ async def test_escape_leaves_and_all_of_it_is_on_the_screen(name: str, size: tup
         for label in dialog.query(ActionLabel):
             assert box.content_region.contains_region(label.region)
         await pilot.press("escape")
-        assert await app.answered(pilot) is (False if name == "confirm" else None)
+        assert await app.answered(pilot) is None
 
 
 @pytest.mark.parametrize("name", every_dialog())
@@ -125,20 +125,6 @@ async def test_a_click_on_back_leaves(name: str):
         await app.ask(pilot, dialog)
         await pilot.click(dialog.query(ActionLabel).last())
         assert not await app.answered(pilot)
-
-
-@pytest.mark.parametrize(
-    ("keys", "answer"),
-    [(["y"], True), (["n"], False), (["enter"], False), (["left", "enter"], True)],
-)
-async def test_confirm(keys: list[str], answer: bool):
-    app = Host()
-    async with app.run_test() as pilot:
-        await app.ask(pilot, Confirm("Delete [it]?", yes="Delete", no="Keep"))
-        assert "Delete [it]?" in app.shown()
-        assert "Keep n" in app.shown()
-        await pilot.press(*keys)
-        assert await app.answered(pilot) is answer
 
 
 async def test_themes_are_tried_on_and_put_back():
@@ -214,24 +200,6 @@ async def test_the_system_prompt_may_be_emptied():
         assert app.screen.query_one(MessageArea).message == "Be brief."
         await pilot.press("alt+a", "backspace", "ctrl+s")
         assert await app.answered(pilot) == ""
-
-
-async def test_a_preset_gets_a_name_on_one_line():
-    app = Host()
-    async with app.run_test() as pilot:
-        await app.ask(pilot, PresetName(taken=["mine"], reserved=["creative"]))
-        await pilot.press("enter")
-        await wait_until(pilot, lambda: "Write a name." in app.shown())
-        name = app.screen.query_one(Input)
-        name.value = "creative"
-        await wait_until(pilot, lambda: "choose another" in app.shown())
-        await pilot.press("enter")
-        name.value = "mine"
-        await wait_until(pilot, lambda: "replaces your preset" in app.shown())
-        assert app.answer is OPEN
-        name.value = "  my   own "
-        await pilot.press("enter")
-        assert await app.answered(pilot) == "my own"
 
 
 @pytest.mark.parametrize(
