@@ -6,6 +6,7 @@ what the worker tells.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import events, getters, on, work
@@ -16,6 +17,7 @@ from textual.reactive import var
 from textual.screen import Screen
 from textual.widgets import Footer, Static
 
+from kvchat.chat.attachments import expand
 from kvchat.chat.commands import (
     Command,
     Continue,
@@ -157,7 +159,10 @@ class MainScreen(Screen[None]):
     def _send(self, event: PromptArea.Submitted) -> None:
         self.prompt.past.append(event.text)
         self.transcript.follow()
-        self.submit(Send(event.text))
+        message = expand(event.text, Path.cwd())
+        for problem in message.problems:
+            self.notify(problem, title="Attachment", severity="warning", timeout=8, markup=False)
+        self.submit(Send(message.text))
         self._offer_other_models(event.text)
 
     def on_key(self, event: events.Key) -> None:
@@ -182,7 +187,7 @@ class MainScreen(Screen[None]):
         if self.feed.writing:
             self._count_tokens(event.text)
         else:
-            self._price = GetPrice(event.text)
+            self._price = GetPrice(expand(event.text, Path.cwd()).text)
             worker.submit(self._price)
 
     @work(thread=True, exclusive=True, group="count", exit_on_error=False)

@@ -318,6 +318,18 @@ async def test_deleting_can_be_undone(llm):
         await c.until(lambda: len(c.said) == 2)
 
 
+async def test_a_file_is_attached_by_name(llm, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").write_text("Otters sleep.\n")
+    (tmp_path / "image.bin").write_bytes(b"\0\1")
+    dictate(llm, "Fine.")
+    async with chat() as c:
+        await c.say("Sum up @notes.txt and @image.bin")
+        assert "Otters sleep." in c.said[0][1]
+        assert "@image.bin" in c.said[0][1]
+        assert any("image.bin" in n.message for n in c.app._notifications)
+
+
 async def test_a_chat_is_kept_and_found_again(llm):
     dictate(llm, "The otter sleeps.", "Second.", "Third.")
     async with chat() as c:
@@ -436,6 +448,30 @@ async def test_all_that_matters_is_there_at_every_size(llm, size):
         await c.pilot.press("f2")
         assert not c.screen.sidebar.display
         assert c.screen.focused is c.screen.prompt
+
+
+@pytest.mark.parametrize("following", [True, False])
+async def test_a_reply_goes_on_while_the_terminal_is_too_small(llm, following):
+    dictate(llm, "a\n" * 25, "abcdefghij" * 5)
+    async with chat((60, 20)) as c:
+        await c.say("Hi")
+        c.app.worker.pause()
+        await c.type("Hi")
+        await c.until(lambda: c.screen.busy)
+        if not following:
+            c.screen.transcript.scroll_home(animate=False)
+        await c.pilot.resize_terminal(50, 15)
+        await c.until(lambda: not c.screen.transcript.size)
+        for n in range(4):
+            c.app.worker.step()
+            await c.until(lambda n=n: len(c.said) == 4 and len(c.said[-1][1]) > n + 1)
+        c.screen.transcript.action_move(-1)
+        await c.pilot.resize_terminal(60, 20)
+        await c.until(lambda: c.screen.transcript.size)
+        assert c.screen.transcript.is_following is following
+        assert c.app._exception is None
+        await c.pilot.press("escape")
+        await c.idle()
 
 
 async def test_a_terminal_that_is_too_small_gets_a_sentence(llm):
