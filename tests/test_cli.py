@@ -526,7 +526,8 @@ def test_doctor_is_content_with_a_fresh_machine(kvchat: Any) -> None:
     assert ran.status == 0, ran.out
     assert "FAIL" not in ran.out
     assert "kvchat pull smollm2" in ran.out
-    for word in (__version__, "torch", "CPU", "GPU", str(models_dir()), "encoding", "TERM="):
+    places = (str(models_dir()), str(log_file()))
+    for word in (__version__, "torch", "CPU", "GPU", *places, "encoding", "TERM="):
         assert word in ran.out
 
 

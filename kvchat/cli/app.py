@@ -37,6 +37,7 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
     add_completion=False,
+    rich_markup_mode="markdown",  # the other modes keep a docstring's line breaks
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -55,7 +56,10 @@ def _root(
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
-    """Chat with local language models in the terminal."""
+    """Chat with local language models in the terminal.
+
+    Without a command it opens the chat, and takes the options of `kvchat chat`.
+    """
 
 
 for _command in COMMANDS:

@@ -20,13 +20,20 @@ from kvchat.engine.errors import KvchatError, SettingError
 if TYPE_CHECKING:
     from kvchat.chat.store import Store
 
-chats = typer.Typer(help="The chats that were saved, and files of chats.")
+chats = typer.Typer()
 
 _Ids = Annotated[list[str], typer.Argument(metavar="ID...", help="Ids, or how they begin.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 _SHORT = 8
 """Characters of an id that are shown; more are needed only if two chats begin alike."""
+
+
+@chats.callback(invoke_without_command=True)
+def _default(context: typer.Context) -> None:
+    """The chats that were saved, and files of chats. Without a command it lists them."""
+    if context.invoked_subcommand is None:
+        list_chats()
 
 
 @chats.command("list")

@@ -99,15 +99,15 @@ def _folders() -> Iterator[Finding]:
         "data": data_dir(),
         "config": config_dir(),
         "cache": cache_dir(),
-        "log": log_file().parent,
     }
     for what, folder in places.items():
         problem = _unwritable(folder)
-        variable = {"config": "CONFIG", "cache": "CACHE", "log": "CACHE"}.get(what, "DATA")
+        variable = {"config": "CONFIG", "cache": "CACHE"}.get(what, "DATA")
         remedy = f"Change its permissions, or set KVCHAT_{variable}_DIR to a folder of yours."
         found = f"{folder} ({problem})" if problem else str(folder)
         # Without a folder for models and chats nothing lasts; the others can be done without.
         yield Finding(what, found, remedy if problem else "", needed=variable == "DATA")
+    yield Finding("log", str(log_file()))
     space = _existing(models_dir())
     yield Finding("free space", f"{catalog.size_text(shutil.disk_usage(space).free)} for models")
 
@@ -128,7 +128,9 @@ def _unwritable(folder: Path) -> str:
 
 def _settings() -> Iterator[Finding]:
     path = config_file()
-    yield Finding("settings", str(path) if path.exists() else f"{path} (not there, as is fine)")
+    yield Finding(
+        "settings", str(path) if path.exists() else f"{path} (none yet, and none is needed)"
+    )
     for problem in Settings.load({})[1]:
         yield Finding("settings", problem, "Correct it; until then it is ignored.")
 

@@ -90,6 +90,12 @@ def test_list_search_and_show(kvchat: Kvchat, parks: str) -> None:
     assert kvchat("chats", "show", "nobody").status == 1
 
 
+def test_without_a_command_the_chats_are_listed(kvchat: Kvchat, parks: str) -> None:
+    ran = kvchat("chats")
+    assert ran.status == 0 and ran.out == kvchat("chats", "list").out and parks[:8] in ran.out
+    assert kvchat("chats", "nonsense").status == 2
+
+
 def test_delete_and_restore(kvchat: Kvchat, parks: str) -> None:
     assert kvchat("chats", "delete", parks[:8]).status == 0
     assert Store().chats() == []
