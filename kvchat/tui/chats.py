@@ -27,6 +27,8 @@ class Chats:
         self._open: str | None = None
         self._ledgers: dict[str, list[Turn]] = {}
         """Of chats that are about to be shown, by id."""
+        self._found: str | None = None
+        """The message to go to as soon as its chat is shown."""
 
     def first(self, resume: str | None) -> Conversation | None:
         """Return the chat to begin with: None for a new one."""
@@ -62,8 +64,8 @@ class Chats:
         screen, keeper = self.screen, self.screen.app.keeper
         if choice.chat_id == self._open:
             if choice.node_id is not None:
+                self._found = choice.node_id
                 screen.submit(Switch(choice.node_id))
-                screen.transcript.selected_id = choice.node_id
             return
         if keeper is None:
             return
@@ -75,8 +77,17 @@ class Chats:
         self._ledgers[conversation.id] = ledger
         if choice.node_id is not None and choice.node_id in conversation.nodes:
             conversation.select(choice.node_id)
-            screen.transcript.selected_id = choice.node_id
+            self._found = choice.node_id
         screen.submit(Open(conversation))
+
+    def show_found(self) -> None:
+        """Go to the message that was chosen, now that its chat is shown."""
+        transcript = self.screen.transcript
+        found, self._found = self._found, None
+        if found is not None:
+            transcript.selected_id = found
+            transcript.action_move(0)
+            transcript.focus()
 
     def shown(self, conversation: Conversation) -> list[Turn] | None:
         """Return the ledger of a chat that is on the screen now; None if it was there before.

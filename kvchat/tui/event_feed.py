@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kvchat.chat.commands import Command, GetPrice, Load
+from kvchat.chat.commands import Command, GetPrice, Load, Open, Switch
 from kvchat.chat.events import (
     BranchDeleted,
     CacheStatus,
@@ -29,7 +29,7 @@ from kvchat.engine.types import (
     SamplingParams,
     TokenGenerated,
 )
-from kvchat.models.catalog import better_than
+from kvchat.models.catalog import better_than, size_text
 from kvchat.models.pull_staging import PullProgress
 from kvchat.settings import Settings
 from kvchat.tui.views import changes, message_view, turn_spans
@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
 SLOW = 0.3
 """Seconds of prefill after which its progress is shown."""
+
+BAR = 24
+"""Cells of the bar for what is being fetched or loaded."""
 
 
 class EventFeed:
@@ -122,10 +125,9 @@ class EventFeed:
         match event:
             case PullProgress(done=done, total=total, what=what):
                 self._fetched = True
-                share = f" {done / total:.0%}" if total else ""
-                self._phase(f"{what}{share}")
+                self._progress(what, done, total)
             case LoadProgress(done=done, total=total):
-                self._phase(f"loading {done / max(total, 1):.0%}")
+                self._progress("loading", done, total)
             case PrefillProgress():
                 self._prefill(event)
             case PrefillFinished():
@@ -161,6 +163,14 @@ class EventFeed:
         self.screen.speed.phase(text)
         self.screen.transcript.status(text)
 
+    def _progress(self, what: str, done: int, total: int | None) -> None:
+        if not total:
+            self._phase(what)
+            return
+        share = done / total
+        self.screen.speed.phase(f"{what} {share:.0%}")
+        self.screen.transcript.status(f"{bar(share)} {what} · {share:.0%} of {size_text(total)}")
+
     def _prefill(self, event: PrefillProgress) -> None:
         now = time.monotonic()
         if event.done == 0:
@@ -185,6 +195,8 @@ class EventFeed:
         self.screen.transcript.status(None)
         self.screen.speed.phase("idle")
         self.show_path()
+        if isinstance(command, Open | Switch):
+            self.screen.chats.show_found()
         self.screen.commands_changed()
 
     def _begin_reply(self, event: ReplyStarted) -> None:
@@ -252,6 +264,12 @@ class EventFeed:
             event.stash_bytes,
             self._stash_budget,
         )
+
+
+def bar(share: float) -> str:
+    """Return a bar of which a share is full."""
+    full = round(BAR * share)
+    return "━" * full + "─" * (BAR - full)
 
 
 def price_text(price: Price) -> str:

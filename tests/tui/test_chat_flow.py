@@ -19,6 +19,7 @@ from kvchat.chat.worker import STATUS_EVERY
 from kvchat.engine.errors import KvchatError
 from kvchat.models import load as load_module
 from kvchat.models.load import LanguageModel
+from kvchat.models.pull_staging import PullProgress
 from kvchat.settings import Settings
 from kvchat.tui.app import KvchatApp
 from kvchat.tui.keeper import LAST
@@ -349,6 +350,29 @@ async def test_a_chat_is_kept_and_found_again(llm):
         assert c.said[-1] == ("assistant", "Third.")
 
 
+@pytest.mark.parametrize("another", [True, False])
+async def test_a_message_that_was_found_is_gone_to(llm, another):
+    filler = "x\n" * 30
+    dictate(llm, "The otter sleeps.", "Second.")
+    async with chat(max_tokens=20) as c:
+        await c.say("Tell me of an animal")
+        otter = c.screen.feed.session.conversation.active_path()[-1].id
+        await c.say(filler)
+        assert c.screen.transcript.scroll_y > 0
+        if another:
+            await c.pilot.press("ctrl+n")
+            await c.until(lambda: c.said == [])
+        await c.pilot.press("ctrl+l")
+        await c.until(lambda: isinstance(c.app.screen, ChatList) and c.app.screen._rows)
+        await c.pilot.press(*"otter")
+        await c.until(lambda: any(isinstance(row, Hit) for row in c.app.screen._rows))
+        hits = [isinstance(row, Hit) for row in c.app.screen._rows]
+        await c.pilot.press("down", *["down"] * hits.index(True), "enter")
+        await c.until(lambda: c.screen.transcript.has_focus)
+        assert c.screen.transcript.current_node_id == otter
+        assert c.screen.transcript.scroll_y < c.screen.transcript.max_scroll_y
+
+
 async def test_the_last_chat_goes_on_after_a_restart(llm):
     dictate(llm, "First.", "Second.")
     async with chat() as c:
@@ -405,6 +429,15 @@ async def test_an_overflow_is_asked_about_and_the_text_comes_back(llm):
         await c.until(lambda: len(c.said) == 4)
         await c.idle()
         assert c.said[-1][1] == "Second."
+
+
+async def test_what_is_being_fetched_has_a_bar(llm):
+    async with chat() as c:
+        c.screen.handle_events([PullProgress(49_000_000, 98_000_000, "downloading")])
+        told = c.screen.transcript._status.lines[-1].text
+        assert told == "━" * 12 + "─" * 12 + " downloading · 50% of 98 MB"
+        c.screen.handle_events([PullProgress(49_000_000, None, "downloading")])
+        assert c.screen.transcript._status.lines[-1].text == "downloading"
 
 
 async def test_a_model_that_does_not_load_is_told_and_the_screen_stays_usable(monkeypatch):
