@@ -36,6 +36,9 @@ CTRL_Q, CTRL_R, CTRL_S, CTRL_T = "\x11", "\x12", "\x13", "\x14"
 AUTO_WRAP, CURSOR = "7", "25"
 """The private modes that are on in a terminal which nobody has changed."""
 
+_ENVIRONMENT = {"TERM": "xterm-256color", "COLORTERM": "truecolor", "LC_ALL": "C.UTF-8"}
+_NOT_INHERITED = ("COLUMNS", "LINES", "NO_COLOR")
+
 _UNKNOWN_TO_PYTE = re.compile(r"\x1b\[[<=>][0-9;]*[a-zA-Z]")
 _CUT_OFF = re.compile(r"\x1b(?:\[[^a-zA-Z]*)?$")
 _PRIVATE_MODES = re.compile(r"\x1b\[\?([0-9;]+)([hl])")
@@ -55,13 +58,14 @@ class Terminal:
         self.said = ""
         self.master, self._slave = pty.openpty()
         self._set_size(COLUMNS, ROWS)
+        inherited = {k: v for k, v in os.environ.items() if k not in _NOT_INHERITED}
         self.attributes = termios.tcgetattr(self._slave)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "kvchat", "--threads", "1", "--temperature", "0"],
             stdin=self._slave,
             stdout=self._slave,
             stderr=self._slave,
-            env={**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor", **environment},
+            env={**inherited, **_ENVIRONMENT, **environment},
             start_new_session=True,
             # Makes the terminal the program's own, so that a new size reaches it.
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509

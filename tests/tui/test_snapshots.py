@@ -72,6 +72,8 @@ def _same_everywhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("CONFIG", "DATA", "CACHE"):
         monkeypatch.setenv(f"KVCHAT_{name}_DIR", str(tmp_path / name.lower()))
     monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("LC_ALL", "C.UTF-8")
     monkeypatch.setattr(constants, "COLOR_SYSTEM", "truecolor")
     monkeypatch.setattr(TextArea, "cursor_blink", False)
     for module in (session_module, generate_module, event_feed_module):
@@ -135,6 +137,16 @@ def test_a_chat(model, shows, size, theme):
         await say(c, QUESTION)
 
     assert shows(scene, size, theme)
+
+
+def test_a_chat_without_unicode(monkeypatch, model, shows):
+    monkeypatch.setenv("LC_ALL", "C")
+    dictate(model, ANSWER)
+
+    async def scene(c: Chat) -> None:
+        await say(c, QUESTION)
+
+    assert shows(scene, (120, 36))
 
 
 @pytest.mark.parametrize("size", [(120, 36), (60, 20)], ids="{0[0]}x{0[1]}".format)
