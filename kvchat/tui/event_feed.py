@@ -97,7 +97,7 @@ class EventFeed:
             return
         conversation = self.session.conversation
         path = conversation.active_path()
-        views = [message_view(conversation, node, self.turns) for node in path]
+        views = [message_view(self.session, node, self.turns) for node in path]
         self.screen.transcript.show(views)
 
     def _token(self, event: TokenGenerated) -> None:
@@ -205,7 +205,7 @@ class EventFeed:
         conversation = self.session.conversation
         self._params = None
         path = conversation.path_to(event.reply_id)
-        views = [message_view(conversation, node, self.turns) for node in path]
+        views = [message_view(self.session, node, self.turns) for node in path]
         self.screen.transcript.show(views[:-1])
         reply = replace(views[-1], text=event.text, thinking=event.thinking)
         self.screen.transcript.begin_reply(reply)
@@ -216,7 +216,7 @@ class EventFeed:
         self.turns[turn.reply_id] = turn
         conversation = self.session.conversation
         node = conversation.node(turn.reply_id)
-        self.screen.transcript.end_reply(message_view(conversation, node, self.turns))
+        self.screen.transcript.end_reply(message_view(self.session, node, self.turns))
         self.screen.cache.update_turn(turn)
 
     def _model_loaded(self, session: ChatSession) -> None:
@@ -278,5 +278,6 @@ def price_text(price: Price) -> str:
     if price.reused:
         parts.append(f"{price.reused:,} reused")
     if price.ms is not None:
-        parts.append(f"about {price.ms / 1e3:.1f} s")
+        seconds = price.ms / 1e3
+        parts.append(f"about {seconds:.1f} s" if seconds >= 0.1 else "at once")
     return " · ".join(parts)

@@ -320,7 +320,7 @@ class MainScreen(Screen[None]):
 
     def action_help(self) -> None:
         """Show all keys."""
-        kinds = (PromptArea, Transcript, QueuedMessage, ParamSlider, MainScreen, type(self.app))
+        kinds = (MainScreen, Transcript, ParamSlider, QueuedMessage, PromptArea, type(self.app))
         self.app.push_screen(HelpScreen(key_groups(kinds, self.app.keymap)))
 
     def action_toggle_sidebar(self) -> None:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from kvchat.chat.conversation import Conversation
 from kvchat.chat.ledger import Turn
 from kvchat.chat.nodes import Node
 from kvchat.engine.types import SamplingParams
 from kvchat.tui.widgets.cache_panel import TurnSpan
-from kvchat.tui.widgets.message_block import MessageView
+from kvchat.tui.widgets.message_block import Mark, MessageView
+
+if TYPE_CHECKING:
+    from kvchat.chat.session import ChatSession
 
 
-def message_view(conversation: Conversation, node: Node, turns: Mapping[str, Turn]) -> MessageView:
+def message_view(session: ChatSession, node: Node, turns: Mapping[str, Turn]) -> MessageView:
     """Return what the transcript shows of a message."""
+    conversation = session.conversation
     reply, turn = node.reply, turns.get(node.id)
     return MessageView(
         node_id=node.id,
@@ -25,7 +30,33 @@ def message_view(conversation: Conversation, node: Node, turns: Mapping[str, Tur
         siblings=conversation.siblings(node.id),
         ledger=turn.line() if turn else "",
         dropped=node.id in conversation.dropped,
+        marks=tuple(_marks(session, node)),
     )
+
+
+def _marks(session: ChatSession, node: Node) -> Iterator[Mark]:
+    """Yield where the settings changed while a reply was written.
+
+    The record knows the token; which character that is, only reading the tokens again tells.
+    """
+    reply = node.reply
+    if reply is None or node.edited or reply.context is None or len(reply.params) < 2:
+        return
+    before = dict(zip((at for at, _ in reply.params[1:]), reply.params, strict=False))
+    after = dict(reply.params[1:])
+    stream = session.llm.tokenizer.stream_decoder(continues=True)
+    ids = session.conversation.context_ids(node.id)
+    said = len(reply.token_ids) + (reply.stop_id is not None)
+    splitter = session.prompts.thinking_splitter(ids[: len(ids) - said])
+    thought = answered = 0
+    for index, token_id in enumerate(reply.token_ids):
+        if index in after:
+            thinking = splitter.thinking is not False and bool(reply.thinking)
+            offset = thought if thinking else answered
+            yield Mark(offset, changes(before[index][1], after[index]), thinking)
+        thinking_text, answer_text = splitter.push(stream.step(token_id))
+        thought += len(thinking_text)
+        answered += len(answer_text)
 
 
 def turn_spans(conversation: Conversation, path: Sequence[Node]) -> list[TurnSpan]:

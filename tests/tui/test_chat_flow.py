@@ -28,6 +28,7 @@ from kvchat.tui.modals.chat_list import ChatList
 from kvchat.tui.modals.help import HelpScreen
 from kvchat.tui.modals.overflow import OverflowQuestion
 from kvchat.tui.modals.text_editor import TextEditor
+from kvchat.tui.views import message_view
 from kvchat.tui.widgets.transcript import Transcript
 
 
@@ -270,6 +271,9 @@ async def test_a_slider_acts_on_the_next_token_and_leaves_a_mark(llm):
         temperatures = [params.temperature for _, params in node.reply.params]
         assert len(temperatures) == 2
         assert temperatures[0] == 0 < temperatures[1]
+        [mark] = message_view(c.screen.feed.session, node, {}).marks
+        assert mark.offset == node.reply.params[1][0]  # one character a token
+        assert mark.text.startswith("temperature 0 → ")
 
 
 async def test_a_mark_stands_before_the_token_however_its_events_come(llm, monkeypatch):
