@@ -48,7 +48,7 @@ ASCII = Glyphs(
     default_tick="+",
     focus=">",
     cursor="_",
-    dot=",",
+    dot="-",
     ellipsis="~",
     levels="_.:-=+*#",
     large_digits=False,

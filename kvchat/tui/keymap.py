@@ -20,16 +20,19 @@ _SIGNS = {
 }
 """Textual's names for them; a comma parts one key from another."""
 _NAMES = frozenset((*(key.value for key in Keys), *_SIGNS.values(), "space"))
-_SYMBOLS = {
-    "up": "↑",
-    "down": "↓",
-    "left": "←",
-    "right": "→",
+_WORDS = {
+    "up": "Up",
+    "down": "Down",
+    "left": "Left",
+    "right": "Right",
     "escape": "Esc",
     "enter": "Enter",
     "delete": "Del",
-    "backspace": "⌫",
+    "backspace": "Backspace",
+    "pageup": "PgUp",
+    "pagedown": "PgDn",
 }
+"""Names that every terminal can show, and nobody takes for other keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +82,9 @@ def own_bindings(kind: type) -> Iterator[Binding]:
 
 
 def shown(key: str) -> str:
-    """Return a key's name as it is printed on keyboards: Ctrl+X, ↑."""
+    """Return a key's name as it is printed on keyboards: Ctrl+X, Up."""
     *modifiers, last = key.strip().split("+")
-    name = _SYMBOLS.get(last) or format_key(last)
+    name = _WORDS.get(last) or format_key(last)
     return "+".join([*map(str.capitalize, modifiers), name[:1].upper() + name[1:]])
 
 

@@ -196,7 +196,8 @@ async def test_marks_stand_in_the_stream_and_are_not_copied() -> None:
         assert "   before ⟨top-k 5⟩after" in rows(transcript)
 
 
-async def test_the_view_follows_the_end_until_scrolled_and_then_never_jumps() -> None:
+@pytest.mark.parametrize("up", [4, 5])  # to a line of text, and to an empty one
+async def test_the_view_follows_the_end_until_scrolled_and_then_never_jumps(up: int) -> None:
     app = Host()
     async with app.run_test(size=(60, 20)) as pilot:
         transcript = app.transcript
@@ -207,7 +208,7 @@ async def test_the_view_follows_the_end_until_scrolled_and_then_never_jumps() ->
             transcript.add(f"line {number}\n\n")
         assert "   line 39" in rows(transcript)
 
-        await pilot.press("up", "up", "up", "up")
+        await pilot.press(*["up"] * up)
         shown = rows(transcript)
         for number in range(40, 60):
             transcript.add(f"line {number}\n\n")

@@ -112,6 +112,7 @@ class BlockView(ScrollView, can_focus=True):
         self._starts = [0]
         """The first row of each block, and the number of all rows."""
         self._text_width = 0
+        """Cells for text in a row; 0 while nothing is laid out, and `_starts` means nothing."""
         self._follow = True
         self._kept: tuple[Block, Place] | None = None
         self._settling = False
@@ -174,6 +175,8 @@ class BlockView(ScrollView, can_focus=True):
 
     def reveal(self, block: Block) -> None:
         """Scroll to the start of a block, unless all of it is in view."""
+        if not self._text_width:
+            return
         index = self._blocks.index(block)
         top = round(self.scroll_y)
         start, end = self._starts[index : index + 2]
@@ -188,6 +191,8 @@ class BlockView(ScrollView, can_focus=True):
         """Return what is at the top of the view; None where the view follows the end."""
         if self._follow:
             return None
+        if not self._text_width:
+            return self._kept
         index, row = self._at(round(self.scroll_y))
         block = self._blocks[index]
         if self._kept and self._kept[0] is block and block.row_of(self._kept[1]) == row:
@@ -205,10 +210,11 @@ class BlockView(ScrollView, can_focus=True):
 
     def _settle(self, held: tuple[Block, Place] | None) -> None:
         """Lay out what is in view: from what is held on, or what is before the end."""
+        self._kept = held
         if not self.size or not self._blocks:
+            self._text_width = 0  # out of sight: all is laid out when it comes back
             return
         self._text_width = self._row_width
-        self._kept = held
         if held and held[0] in self._blocks:
             block, place = held
             block.lay_out(self._text_width)
@@ -272,7 +278,7 @@ class BlockView(ScrollView, can_focus=True):
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         """Follow the end from now on, or no longer; keep rows in place that are still in view."""
         super().watch_scroll_y(old_value, new_value)
-        if self._settling or not self._blocks:
+        if self._settling or not self._text_width:
             return
         old, new = round(old_value), round(new_value)
         self._follow = new >= self.max_scroll_y

@@ -225,14 +225,10 @@ class _Writer:
             return
         lead = "".join(container.rest for container in self._containers if container.used)
         copied = "".join(c.copied_rest for c in self._containers if c.used).rstrip()
+        above = self.lines[-1].source[1] if self.lines else 0
+        source = (self._part, max(above, self._row - 1))  # the empty line before what follows
         self.lines.append(
-            Line(
-                lead=lead,
-                rest=lead,
-                lead_style="bullet",
-                copied_lead=copied,
-                source=(self._part, self._row),
-            )
+            Line(lead=lead, rest=lead, lead_style="bullet", copied_lead=copied, source=source)
         )
         self._after_gap = True
 

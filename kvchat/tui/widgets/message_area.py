@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from rich.text import Text
@@ -33,6 +33,13 @@ _JOINERS = "\N{ZERO WIDTH NON-JOINER}\N{ZERO WIDTH JOINER}"
 _LABEL = re.compile("⟦pasted [^⟦⟧\n]*⟧")
 
 
+def _editing_keys() -> Iterator[Binding]:
+    """A text area's keys, but for the function keys: those are the program's."""
+    for binding in TextArea.BINDINGS:
+        if isinstance(binding, Binding) and binding.key not in ("f6", "f7"):
+            yield replace(binding, description="", show=False)  # everybody knows them
+
+
 class MessageArea(TextArea, inherit_bindings=False):
     """A text area for messages.
 
@@ -43,8 +50,7 @@ class MessageArea(TextArea, inherit_bindings=False):
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        # Function keys belong to the program.
-        *(b for b in TextArea.BINDINGS if isinstance(b, Binding) and b.key not in ("f6", "f7")),
+        *_editing_keys(),
         Binding("ctrl+o", "open_paste", "Open paste", id="message.open-paste", show=False),
         Binding("alt+a", "select_all", "Select all", id="message.select-all", show=False),
     ]
