@@ -37,7 +37,8 @@ def table(found: Verification) -> RenderableType:
         if not found.exact:
             cells.append(_or_dash(turn.kl, "{:.1e}".format))
         lines.add_row(*map(Text, cells), _verdict(turn, different=turn in different))
-    where = f"{found.device}, {found.dtype}, quant {found.quant}, {found.threads} threads"
+    threads = f"{found.threads} thread" + "s" * (found.threads != 1)
+    where = f"{found.device}, {found.dtype}, quant {found.quant}, {threads}"
     heading = Text(f"{one_line(found.model)}  ", style="bold").append(where, style="not bold dim")
     return Group(heading, lines, summary(found))
 

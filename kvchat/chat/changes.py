@@ -19,6 +19,12 @@ TITLE_LENGTH = 60
 """Characters of a title made from a message."""
 
 
+def heading(conversation: Conversation) -> str:
+    """Return what a chat is called: its title, else its first words."""
+    first = next(iter(conversation), None)
+    return conversation.title or (title_of(first.content) if first else "") or "Chat"
+
+
 def title_of(text: str) -> str:
     """Return a title made from a message: its first words."""
     title = one_line(text[: 8 * TITLE_LENGTH])

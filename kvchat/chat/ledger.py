@@ -50,7 +50,8 @@ class Turn:
         if self.saved_ms is not None and self.saved_ms >= 50:
             parts.append(f"saved {self.saved_ms / 1e3:.1f} s")
         if self.dropped_turns:
-            parts.append(f"dropped {self.dropped_turns} old turns")
+            turns = "turn" if self.dropped_turns == 1 else "turns"
+            parts.append(f"dropped {self.dropped_turns} old {turns}")
         return " · ".join(parts)
 
 

@@ -341,7 +341,7 @@ class ChatSession:
                 limit=limit,
             )
         if overflow != "drop-oldest":
-            self._check_room(len(ids) + room - 1, can_drop=True)
+            self._check_room(len(ids) + room - 1, can_drop=True, can_begin=len(ids) < limit)
         # More is freed than this turn needs: every dropping costs a new prefill of what remains.
         target, dropped = limit - max(room, limit // 4), 0
         while len(ids) > target and len(path := self.prompts.visible_path_to(user.id)) > 1:
@@ -350,7 +350,7 @@ class ChatSession:
             dropped += 1
         return ids, dropped
 
-    def _check_room(self, needed: int, *, can_drop: bool = False) -> None:
+    def _check_room(self, needed: int, *, can_drop: bool = False, can_begin: bool = False) -> None:
         limit = self.engine.max_seq_len
         if needed + 1 > limit:
             raise ContextOverflowError(
@@ -359,6 +359,7 @@ class ChatSession:
                 needed=needed + 1,
                 limit=limit,
                 can_drop=can_drop,
+                can_begin=can_begin,
             )
 
     def _end(self) -> Node | None:

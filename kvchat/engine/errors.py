@@ -46,13 +46,23 @@ class ContextOverflowError(KvchatError):
         needed: tokens that would have to fit.
         limit: tokens the context holds.
         can_drop: leaving out old turns would make it fit.
+        can_begin: the prompt itself fits, though it leaves little room for a reply.
     """
 
-    def __init__(self, message: str, *, needed: int, limit: int, can_drop: bool = False) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        needed: int,
+        limit: int,
+        can_drop: bool = False,
+        can_begin: bool = False,
+    ) -> None:
         super().__init__(message)
         self.needed = needed
         self.limit = limit
         self.can_drop = can_drop
+        self.can_begin = can_begin
 
 
 class GenerationError(KvchatError):

@@ -6,6 +6,7 @@ what the worker tells.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -382,14 +383,11 @@ class MainScreen(Screen[None]):
 
     @work
     async def _ask_overflow(self, command: Command, error: ContextOverflowError) -> None:
-        answer = await self.app.push_screen_wait(OverflowQuestion(error.needed, error.limit))
+        question = OverflowQuestion(error.needed, error.limit, can_stop=error.can_begin)
+        answer = await self.app.push_screen_wait(question)
         match command:
-            case Send(text=text) if answer == "drop-oldest":
-                self.submit(Send(text, "drop-oldest"))
-            case Edit(node_id=node_id, text=text) if answer == "drop-oldest":
-                self.submit(Edit(node_id, text, "drop-oldest"))
-            case Regenerate(reply_id=reply_id) if answer == "drop-oldest":
-                self.submit(Regenerate(reply_id, "drop-oldest"))
+            case Send() | Edit() | Regenerate() if answer is not None:
+                self.submit(replace(command, overflow=answer))
             case Send(text=text) | Edit(text=text) if not self.prompt.message:
                 self.prompt.message = text
 

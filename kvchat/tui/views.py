@@ -60,17 +60,23 @@ def _marks(session: ChatSession, node: Node) -> Iterator[Mark]:
 
 
 def turn_spans(conversation: Conversation, path: Sequence[Node]) -> list[TurnSpan]:
-    """Return how the context's tokens are divided among the turns of a path."""
-    spans: list[TurnSpan] = []
-    held = 0
+    """Return how the context's tokens are divided among the turns of a path.
+
+    Turns that were dropped have none; one that shortened the context (by dropping the thinking of
+    an earlier reply, say) takes that off the turns before it, oldest first.
+    """
+    sizes: list[int] = []
     for node in path:
-        if node.reply is not None and node.reply.context is not None:
-            context = node.reply.context
-            end = context.kept + len(context.ids)
-            # A turn that shortened the context (thinking dropped) takes it off the turns before.
-            spans.append(TurnSpan(max(0, end - held), str(len(spans) + 1)))
-            held = end
-    return spans
+        if node.reply is None or node.reply.context is None or node.id in conversation.dropped:
+            sizes += [0] * (node.reply is not None)
+            continue
+        end = node.reply.context.kept + len(node.reply.context.ids)
+        excess = max(0, sum(sizes) - end)
+        for i, size in enumerate(sizes):
+            taken = min(size, excess)
+            sizes[i], excess = size - taken, excess - taken
+        sizes.append(end - sum(sizes))
+    return [TurnSpan(size, str(n)) for n, size in enumerate(sizes, 1) if size]
 
 
 def changes(old: SamplingParams, new: SamplingParams) -> str:

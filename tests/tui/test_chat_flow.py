@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -28,7 +30,7 @@ from kvchat.tui.modals.chat_list import ChatList
 from kvchat.tui.modals.help import HelpScreen
 from kvchat.tui.modals.overflow import OverflowQuestion
 from kvchat.tui.modals.text_editor import TextEditor
-from kvchat.tui.views import message_view
+from kvchat.tui.views import message_view, turn_spans
 from kvchat.tui.widgets.transcript import Transcript
 
 
@@ -135,6 +137,14 @@ async def test_enter_does_not_overtake_letters_of_the_same_burst(llm):
         await c.until(lambda: len(c.said) == 2)
         await c.idle()
         assert c.said[0] == ("user", "Hi")
+
+
+async def test_no_key_overtakes_letters_of_the_same_burst(llm):
+    async with chat() as c:
+        c.screen.prompt.focus()
+        for key in ("a", "b", "ctrl+j", "c", "left", "d"):
+            c.app.post_message(events.Key(key, key if len(key) == 1 else None))
+        await c.until(lambda: c.screen.prompt.message == "ab\ndc")
 
 
 async def test_typing_goes_to_the_prompt_from_the_transcript(llm):
@@ -433,6 +443,24 @@ async def test_an_overflow_is_asked_about_and_the_text_comes_back(llm):
         await c.until(lambda: len(c.said) == 4)
         await c.idle()
         assert c.said[-1][1] == "Second."
+        session = c.screen.feed.session
+        conversation = session.conversation
+        spans = turn_spans(conversation, conversation.active_path())
+        last = conversation.active_path()[-1]
+        assert sum(span.tokens for span in spans) == len(conversation.context_ids(last.id))
+        assert [span.label for span in spans] == ["2"]
+
+
+async def test_a_full_context_can_be_used_to_its_end(llm):
+    dictate(llm, "First.", "Second.")
+    async with chat() as c:
+        await c.say("a" * 200)
+        await c.type("b" * 70)
+        await c.until(lambda: isinstance(c.app.screen, OverflowQuestion))
+        c.app.screen.dismiss("stop")
+        await c.until(lambda: len(c.said) == 4)
+        await c.idle()
+        assert not c.screen.feed.session.conversation.dropped
 
 
 async def test_what_is_being_fetched_has_a_bar(llm):
@@ -593,6 +621,17 @@ async def test_keys_can_be_bound_anew(llm, tmp_path):
     async with chat() as c:
         await c.pilot.press("ctrl+b")
         await c.until(lambda: isinstance(c.app.screen, HelpScreen))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has other signals")
+async def test_a_signal_ends_it_in_order(llm):
+    dictate(llm, "abc" * 15)
+    async with chat() as c:
+        c.app.worker.pause()
+        await c.type("Hi")
+        await c.until(lambda: c.screen.busy)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await c.until(lambda: c.app.return_code == 128 + signal.SIGTERM)
 
 
 async def test_quitting_while_it_writes_ends_the_worker(llm):

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
 
+from kvchat.chat.changes import heading
 from kvchat.chat.conversation import Conversation
 from kvchat.chat.nodes import Node, Reply
 from kvchat.chat.plain_text import one_line, printable
@@ -76,7 +77,7 @@ def to_html(conversation: Conversation, model: str, pieces: Pieces | None = None
 
 
 def _article(conversation: Conversation, model: str, pieces: Pieces | None) -> Iterator[str]:
-    yield f"<article>\n<h1>{_line(conversation.title or 'Chat')}</h1>\n"
+    yield f"<article>\n<h1>{_line(heading(conversation))}</h1>\n"
     yield f'<p class="about">{conversation.started:%Y-%m-%d %H:%M}, {_line(model)}</p>\n'
     if pieces is not None:
         yield _LEGEND

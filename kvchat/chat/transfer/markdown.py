@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from kvchat.chat.changes import heading
 from kvchat.chat.conversation import Conversation
 from kvchat.chat.nodes import Node
 
@@ -19,7 +20,7 @@ def to_markdown(conversation: Conversation, model: str) -> str:
 
 
 def _parts(conversation: Conversation, model: str) -> Iterator[str]:
-    yield f"# {conversation.title or 'Chat'}"
+    yield f"# {heading(conversation)}"
     yield f"{conversation.started:%Y-%m-%d %H:%M}, {model}"
     if conversation.system:
         yield f"## System\n\n{conversation.system}"

@@ -96,17 +96,17 @@ class PromptArea(MessageArea):
         self.border_subtitle = Content(cost)
 
     async def _on_key(self, event: events.Key) -> None:
-        """Send on the key that is bound to it, which a text area would take for a line feed.
+        """Do what is bound to a key in its turn.
 
-        Not by a priority binding: that overtakes letters which came just before it, in one burst
-        over a slow line, and still wait in this widget's queue.
+        Bindings are looked up when a key has found no other use, far from here, and by then letters
+        that came after it in one burst over a slow line have overtaken it.
         """
         if not event.is_printable:
             bound = self.screen.active_bindings.get(event.key)
-            if bound is not None and bound.node is self and bound.binding.action == "submit":
+            if bound is not None and bound.node is self and bound.enabled:
                 event.prevent_default()
                 event.stop()
-                self.action_submit()
+                await self.run_action(bound.binding.action)
                 return
         await super()._on_key(event)
 
