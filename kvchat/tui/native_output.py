@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TextIO
 
 
 @contextmanager
@@ -25,9 +25,15 @@ def native_output_to(log: Path) -> Iterator[None]:
             undo.callback(os.dup2, terminal, number)
             undo.callback(setattr, sys, name, getattr(sys, name))
             stream = os.fdopen(os.dup(terminal), "w", encoding="utf-8", errors="replace")
-            setattr(sys, name, undo.enter_context(stream))
+            setattr(sys, name, stream)
+            undo.callback(_close, stream)
             os.dup2(file.fileno(), number)
         yield
+
+
+def _close(stream: TextIO) -> None:
+    with suppress(OSError):  # the terminal may be gone
+        stream.close()
 
 
 def _opened(log: Path) -> BinaryIO:

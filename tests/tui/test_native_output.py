@@ -39,3 +39,22 @@ def test_a_log_that_cannot_be_written_is_no_obstacle():
     )
     assert done.stderr.split() == ["drawn", "0"]
     assert done.stdout.split() == ["after"]
+
+
+def test_a_terminal_that_has_gone_is_no_fault():
+    program = """
+import os, pty, sys
+from pathlib import Path
+from kvchat.tui.native_output import native_output_to
+
+parent, child = pty.openpty()
+kept = os.dup(1)
+os.dup2(child, 1), os.dup2(child, 2), os.close(child)
+with native_output_to(Path("/dev/null")):
+    os.close(parent)
+    sys.__stderr__.write("nobody sees this")
+os.write(kept, b"through")
+os._exit(0)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert done.stdout == b"through"
