@@ -118,7 +118,7 @@ def test_a_name_that_cannot_be_used(name: str) -> None:
         ("[bad]\ntop_k = true\n", "'top_k' must be a whole number"),
         ("[bad]\nmin_p = nan\n", "min_p must be"),
         ("[bad]\nheat = 1\n", "no sampling parameter 'heat'"),
-        ("[bad]\nstop = ['']\n", "stop strings"),
+        ("[bad]\nstop = ['']\n", "list of strings"),
         ("[bad]\n", "section of sampling parameters"),
         ("bad = 3\n", "section of sampling parameters"),
         ("[precise]\ntop_k = 3\n", "name of a preset of kvchat"),
