@@ -85,7 +85,7 @@ PIECES = (
 @given(
     pieces=st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=10),
     opened=st.booleans(),
-    tags=st.sampled_from([THINK, ThinkingTags("<", "a"), ThinkingTags("<think", "\nhm")]),
+    tags=st.sampled_from([THINK, ThinkingTags("<", "a"), ThinkingTags("<think", "hm")]),
 )
 def test_pieces_are_split_as_the_whole_is(
     pieces: list[str], opened: bool, tags: ThinkingTags
