@@ -31,9 +31,10 @@ def main(args: Sequence[str] | None = None) -> None:
 
 def run(args: Sequence[str]) -> int:
     """Run the command line; return the exit status."""
-    # Read by OpenMP when torch is loaded: threads that wait shall sleep, not spin. Spinning gains
-    # a little on an idle machine and loses nine tenths of the speed beside any other program.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Read by OpenMP when torch is loaded. Its threads spin for milliseconds between two operations,
+    # which costs most of the speed beside any other program; not to spin at all costs two fifths of
+    # it on an idle machine. About a tenth of a millisecond covers the gaps within a token.
+    os.environ.setdefault("GOMP_SPINCOUNT", "5000")
     try:
         # Imported here, so that an early Ctrl+C finds someone to catch it.
         from kvchat.cli.app import invoke
