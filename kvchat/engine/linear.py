@@ -16,6 +16,10 @@ INT4_GROUP = 32
 """Weights that share one scale and zero point; the block size of Q4_0 and Q4_1."""
 
 
+SLAB = 2048
+"""Rows that are rounded at a time."""
+
+
 class Linear(nn.Module):
     """A dense weight (out_features, in_features) in float32, float16 or bfloat16."""
 
@@ -54,9 +58,13 @@ class Int8Linear(nn.Module):
     @classmethod
     def quantise(cls, weight: Tensor, bias: Tensor | None = None) -> Int8Linear:
         """Round a dense weight (out_features, in_features) to int8."""
-        w = weight.float()
-        scale = (w.abs().amax(dim=1) / 127).clamp(min=1e-12).to(torch.bfloat16)
-        q = (w / scale.float()[:, None]).round().clamp(-127, 127).to(torch.int8)
+        scale = (weight.abs().amax(dim=1).float() / 127).clamp(min=1e-12).to(torch.bfloat16)
+        q = torch.empty_like(weight, dtype=torch.int8, memory_format=torch.contiguous_format)
+        # In slabs: the float32 copies of a whole output head would be the peak of all memory.
+        for rows, small, divisor in zip(
+            weight.split(SLAB), q.split(SLAB), scale.float()[:, None].split(SLAB), strict=True
+        ):
+            small.copy_((rows.float() / divisor).round_().clamp_(-127, 127))
         return cls(q, scale, bias)
 
     def forward(self, x: Tensor) -> Tensor:
