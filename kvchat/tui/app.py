@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual import on
 from textual.app import App, SystemCommand
@@ -21,12 +21,10 @@ from textual.screen import Screen
 
 from kvchat.chat.commands import Load
 from kvchat.chat.events import WorkerEvent
-from kvchat.chat.worker import Worker
 from kvchat.settings import Settings, log_file, remember
 from kvchat.tui.ascii_filter import AsciiFilter, speaks_unicode
 from kvchat.tui.bridge import EngineUpdate, EventBridge
 from kvchat.tui.clipboard import fill_clipboard, osc52
-from kvchat.tui.keeper import Keeper
 from kvchat.tui.keymap import Keymap
 from kvchat.tui.main_screen import MainScreen
 from kvchat.tui.modals.text_editor import TextEditor
@@ -34,6 +32,10 @@ from kvchat.tui.modals.theme_picker import ThemePicker
 from kvchat.tui.native_output import native_output_to
 from kvchat.tui.palette import palette_commands
 from kvchat.tui.theming import load_themes
+
+if TYPE_CHECKING:
+    from kvchat.chat.worker import Worker
+    from kvchat.tui.keeper import Keeper
 
 log = logging.getLogger(__name__)
 
@@ -147,6 +149,10 @@ class KvchatApp(App[None]):
         return filters if self.speaks_unicode else [*filters, AsciiFilter()]
 
     def _start_worker(self) -> None:
+        # Imported here, behind the first paint.
+        from kvchat.chat.worker import Worker
+        from kvchat.tui.keeper import Keeper
+
         settings = self.settings
         keeper = self.keeper = Keeper(self._tell_about_saving)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from kvchat.chat.events import WorkerEvent
 
-UPDATES_PER_SECOND = 15
+UPDATES_PER_SECOND = 13
 """At most. Every update holds the interpreter lock that decoding needs too."""
 
 

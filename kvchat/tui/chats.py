@@ -9,10 +9,10 @@ from kvchat.chat.commands import Open, Switch
 from kvchat.chat.conversation import Conversation
 from kvchat.chat.ledger import Turn
 from kvchat.engine.errors import KvchatError
-from kvchat.tui.modals.chat_list import ChatChoice, ChatList
 
 if TYPE_CHECKING:
     from kvchat.tui.main_screen import MainScreen
+    from kvchat.tui.modals.chat_list import ChatChoice
 
 
 class Chats:
@@ -56,6 +56,8 @@ class Chats:
         keeper = self.screen.app.keeper
         if keeper is None:
             return
+        from kvchat.tui.modals.chat_list import ChatList
+
         choice = await self.screen.app.push_screen_wait(ChatList(keeper.store, self._open))
         if choice is not None:
             await self._go_to(choice)
