@@ -94,7 +94,7 @@ class BranchTree(Dialog[str]):
             self.dismiss(node.data)
 
     def _label(self, node: Node, *, active: bool) -> Text:
-        who = "You  " if node.role == "user" else "Model"
+        who = "You      " if node.role == "user" else "Assistant"
         words = one_line(node.content[:_LABEL_CHARACTERS]) or "(nothing)"
         marks = [
             *(["edited"] if node.edited else []),
