@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 
 def list_files(repo: str, revision: str | None) -> dict[str, Any]:
@@ -38,12 +38,22 @@ def get_files(repo: str, commit: str, folder: str, files: list[tuple[str, int, b
         path = Path(folder, name)
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as file:
+            _wait_for_others(file)
             if not resumable or file.tell() > size:
                 file.truncate(0)
             if file.tell() < size:
                 url = hf_hub_url(repo, name, revision=commit)
                 headers = build_hf_headers()
                 http_get(url, file, resume_size=file.tell(), headers=headers, expected_size=size)
+
+
+def _wait_for_others(file: IO[bytes]) -> None:
+    """Wait until no other process writes the file: one whose parent was killed needs a moment."""
+    if sys.platform != "win32":
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX)
+    file.seek(0, os.SEEK_END)
 
 
 _ACTIONS: dict[str, Callable[..., Any]] = {"list": list_files, "get": get_files}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import signal
 import subprocess
@@ -117,6 +118,8 @@ def test_a_cut_off_download_goes_on_where_it_stopped(
         first.send_signal(signal.SIGKILL if killed else signal.SIGINT)
     assert (models / ".partial" / "org--name--all.lock").exists() == killed
     assert not (models / "org").exists()
+    with part.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # once the process that wrote it has ended as well
     received = part.stat().st_size
     assert 0 < received < len(large)
     hub.stalled = False
