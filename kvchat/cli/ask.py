@@ -23,7 +23,6 @@ from kvchat.engine.types import (
     GenerationStats,
     PrefillFinished,
     PrefillProgress,
-    SamplingParams,
     TokenGenerated,
 )
 from kvchat.settings import Settings
@@ -58,7 +57,6 @@ def ask(  # noqa: PLR0917 (the command line passes them all by name)
     ] = False,
 ) -> None:
     """Print one answer, as it is written."""
-    SamplingParams().updated(**settings.sampling)  # refuses bad values before anything is loaded
     output = Output()
     prompt = _prompt(text or [])
     make_available(settings.model)

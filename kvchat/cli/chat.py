@@ -11,10 +11,17 @@ import typer
 from kvchat.cli import FAILED
 from kvchat.cli.loading import make_available
 from kvchat.cli.logs import log_to_file
-from kvchat.cli.options import CHAT, MODEL, SAMPLING, SCREEN, takes_settings
+from kvchat.cli.options import (
+    CHAT,
+    MODEL,
+    SAMPLING,
+    SCREEN,
+    preset_values,
+    range_refusal,
+    takes_settings,
+)
 from kvchat.cli.output import Output, is_terminal, note
 from kvchat.engine.errors import KvchatError, SettingError
-from kvchat.engine.types import SamplingParams
 from kvchat.settings import Settings
 
 if TYPE_CHECKING:
@@ -36,7 +43,6 @@ def chat(
     ] = None,
 ) -> None:
     """Chat with a model."""
-    SamplingParams().updated(**settings.sampling)  # refuses bad values before anything is loaded
     if not plain and _has_screen():
         on_screen(settings, resume, go_on)
     elif go_on or resume:
@@ -61,7 +67,7 @@ def on_screen(settings: Settings, resume: str | None, go_on: bool) -> None:
     from kvchat.tui.keeper import LAST
 
     # What was told on stderr is out of sight behind the screen, so it is told there again.
-    _, problems = Settings.load()
+    _, problems = Settings.load({"persona": settings.persona}, preset_values, range_refusal)
     status = run(settings, problems, resume=LAST if go_on else resume)
     if status:
         raise typer.Exit(status)

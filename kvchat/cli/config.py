@@ -8,7 +8,16 @@ from typing import Annotated, Any
 import typer
 
 from kvchat.chat.plain_text import one_line
-from kvchat.cli.options import CHAT, MODEL, SAMPLING, SCREEN, preset_values, takes_flags, tell
+from kvchat.cli.options import (
+    CHAT,
+    MODEL,
+    SAMPLING,
+    SCREEN,
+    preset_values,
+    range_refusal,
+    takes_flags,
+    tell,
+)
 from kvchat.cli.output import Output, note
 from kvchat.engine.errors import KvchatError
 from kvchat.settings import RULES, Given, Settings, config_file, gather
@@ -50,7 +59,7 @@ def show(
 ) -> None:
     """Show every setting's value and where it comes from; flags are taken into account."""
     output = Output()
-    found, in_file, problems = gather(flags, preset_values)
+    found, in_file, problems = gather(flags, preset_values, range_refusal)
     tell(problems)
     rows = [_row(name, found.get(name)) for name in RULES]
     rows += [

@@ -17,6 +17,7 @@ import typer
 from kvchat import __version__
 from kvchat.chat.plain_text import one_line
 from kvchat.cli.interrupts import Interrupts
+from kvchat.cli.options import preset_values, range_refusal
 from kvchat.cli.output import Output, is_terminal
 from kvchat.models import catalog
 from kvchat.models.locate import locate
@@ -131,7 +132,7 @@ def _settings() -> Iterator[Finding]:
     yield Finding(
         "settings", str(path) if path.exists() else f"{path} (none yet, and none is needed)"
     )
-    for problem in Settings.load({})[1]:
+    for problem in Settings.load({}, preset_values, range_refusal)[1]:
         yield Finding("settings", problem, "Correct it; until then it is ignored.")
 
 

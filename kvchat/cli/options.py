@@ -11,6 +11,7 @@ import typer
 
 from kvchat.cli.output import note
 from kvchat.engine.errors import SettingError
+from kvchat.engine.types import SamplingParams
 from kvchat.settings import Settings
 
 Flags = dict[str, Any]
@@ -129,7 +130,7 @@ def read_settings(flags: dict[str, Any]) -> Settings:
     Raises:
         SettingError: a flag has an unusable value.
     """
-    settings, problems = Settings.load(_given(flags), preset_values)
+    settings, problems = Settings.load(_given(flags), preset_values, range_refusal)
     tell(problems)
     return settings
 
@@ -144,6 +145,15 @@ def tell(problems: Iterable[str]) -> None:
         if problem.startswith("--"):
             raise SettingError(problem)
         note(problem)
+
+
+def range_refusal(name: str, value: Any) -> str | None:
+    """Say why the engine does not take a value of a sampling parameter, or None."""
+    try:
+        SamplingParams().updated(**{name: value})
+    except SettingError as error:
+        return str(error)
+    return None
 
 
 def preset_values(name: str) -> Mapping[str, Any]:

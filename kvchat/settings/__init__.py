@@ -23,7 +23,7 @@ from kvchat.settings.paths import (
     log_file,
     models_dir,
 )
-from kvchat.settings.rules import RULES, SAMPLING_RULES, refusal
+from kvchat.settings.rules import RULES, SAMPLING_RULES, RangeCheck, refusal
 
 __all__ = [
     "RULES",
@@ -86,19 +86,23 @@ class Settings:
 
     @classmethod
     def load(
-        cls, flags: Mapping[str, Any] | None = None, presets: Presets | None = None
+        cls,
+        flags: Mapping[str, Any] | None = None,
+        presets: Presets | None = None,
+        in_range: RangeCheck | None = None,
     ) -> tuple[Settings, list[str]]:
         """Merge what was set.
 
         Args:
             flags: named like the settings and sampling parameters; None means not given.
             presets: gives the values of a persona's preset; without it presets say nothing.
+            in_range: checks sampling parameters further than their kinds.
 
         Returns:
             The settings, and one text per thing that cannot be used and is left out, naming where
             it stands and why.
         """
-        found, config, problems = gather(flags, presets)
+        found, config, problems = gather(flags, presets, in_range)
         given = {name: each.value for name, each in found.items()}
         sampling = {name: given.pop(name) for name in SAMPLING_RULES if name in given}
         settings = replace(
@@ -132,13 +136,15 @@ _Layer = Iterable[tuple[str, str, Any]]
 
 
 def gather(
-    flags: Mapping[str, Any] | None = None, presets: Presets | None = None
+    flags: Mapping[str, Any] | None = None,
+    presets: Presets | None = None,
+    in_range: RangeCheck | None = None,
 ) -> tuple[dict[str, Given], ConfigFile, list[str]]:
     """Find what was set and where; see `Settings.load`."""
-    config = read_config()
+    config = read_config(in_range)
     problems = list(config.problems)
     in_file, variables, given = (
-        _checked(layer, problems)
+        _checked(layer, problems, in_range)
         for layer in (config.values, _from_environment(problems), _from_flags(flags or {}))
     )
     chosen = (in_file | variables | given).get("persona")
@@ -149,10 +155,12 @@ def gather(
     return found, config, problems
 
 
-def _checked(layer: _Layer, problems: list[str]) -> dict[str, Given]:
+def _checked(
+    layer: _Layer, problems: list[str], in_range: RangeCheck | None = None
+) -> dict[str, Given]:
     sound = {}
     for where, name, value in layer:
-        if reason := refusal(name, value, RULES):
+        if reason := refusal(name, value, RULES, in_range):
             problems.append(f"{where}: {reason}")
         else:
             sound[name] = Given(tuple(value) if name == "stop" else value, where)

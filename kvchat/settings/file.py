@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvchat.settings.paths import config_file
-from kvchat.settings.rules import PERSONA_RULES, RULES, SAMPLING_RULES, refusal
+from kvchat.settings.rules import PERSONA_RULES, RULES, SAMPLING_RULES, RangeCheck, refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,12 @@ class ConfigFile:
     """One text each, naming where and why."""
 
 
-def read_config() -> ConfigFile:
-    """Read the configuration file; one that is not there says nothing."""
+def read_config(in_range: RangeCheck | None = None) -> ConfigFile:
+    """Read the configuration file; one that is not there says nothing.
+
+    Args:
+        in_range: checks the sampling parameters of personas.
+    """
     path = config_file()
     config = ConfigFile()
     try:
@@ -56,10 +60,10 @@ def read_config() -> ConfigFile:
         line = error.object[: error.start].count(b"\n") + 1
         config.problems.append(f"{path}, line {line}: not UTF-8 text")
         return config
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: also a number of too many digits
         config.problems.append(f"{path}: not valid TOML: {error}")
         return config
-    _Reading(path, text, config).take(table)
+    _Reading(path, text, config, in_range).take(table)
     return config
 
 
@@ -68,6 +72,7 @@ class _Reading:
     path: Path
     text: str
     config: ConfigFile
+    in_range: RangeCheck | None
 
     def take(self, table: dict[str, Any]) -> None:
         self._take_keys(table.pop("keys", {}))
@@ -96,7 +101,7 @@ class _Reading:
         section = f"personas.{name}"
         sound: dict[str, Any] = {}
         for key, value in table.items():
-            if reason := refusal(key, value, PERSONA_RULES):
+            if reason := refusal(key, value, PERSONA_RULES, self.in_range):
                 self._problem(self._where(section, key), f"persona '{name}': {reason}")
             else:
                 sound[key] = tuple(value) if key == "stop" else value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,7 +89,10 @@ SAMPLING_RULES: dict[str, Rule] = {
     "seed": Rule(int, "The same seed gives the same reply.", "a fresh one each time", 42),
     "stop": Rule(tuple, "Texts that end a reply; they are not part of it.", "none", ("###",)),
 }
-"""Kinds only: ranges are the engine's to check, when it builds its `SamplingParams`."""
+"""Kinds only: ranges are the engine's, and checked with a `RangeCheck`."""
+
+RangeCheck = Callable[[str, Any], str | None]
+"""Says why a sampling parameter of the right kind cannot have a value, or None."""
 
 RULES: dict[str, Rule] = {
     "model": Rule(
@@ -133,10 +137,13 @@ PERSONA_RULES: dict[str, Rule] = {
 """What a persona may set."""
 
 
-def refusal(name: str, value: object, rules: dict[str, Rule]) -> str | None:
+def refusal(
+    name: str, value: object, rules: dict[str, Rule], in_range: RangeCheck | None = None
+) -> str | None:
     """Say why a setting cannot be set to a value, or None."""
     if name in rules:
-        reason = rules[name].refuses(value)
-        return f"'{name}' {reason}" if reason else None
+        if reason := rules[name].refuses(value):
+            return f"'{name}' {reason}"
+        return in_range(name, value) if in_range and name in SAMPLING_RULES else None
     near = difflib.get_close_matches(name, rules, n=1)
     return f"there is no setting '{name}'" + (f"; did you mean '{near[0]}'?" if near else "")

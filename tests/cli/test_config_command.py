@@ -72,6 +72,32 @@ def test_show_tells_what_is_unusable(kvchat: Kvchat) -> None:
     assert (ran.status, ran.out) == (2, "") and "no persona 'nobody'" in ran.err
 
 
+def test_values_out_of_range_are_told_with_where_they_stand(
+    kvchat: Kvchat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config_file().parent.mkdir()
+    config_file().write_text(
+        "[sampling]\ntop_p = 7\nmin_p = 0.5\ntemperature = nan\nstop = ['']\n"
+        "[personas.a]\nsystem = 's'\ntop_k = -3\n"
+    )
+    monkeypatch.setenv("KVCHAT_SEED", "-1")
+    ran = kvchat("config", "show", "--persona", "a")
+    told = {line.removeprefix("kvchat: ") for line in ran.err.splitlines()}
+    assert told == {
+        f"{config_file()}, line 8: persona 'a': top_k must be a whole number from 0 to "
+        "2,147,483,647, not -3",
+        f"{config_file()}, line 2: top_p must be a number above 0 to 1, not 7",
+        f"{config_file()}, line 4: temperature must be a number from 0 to 100, not nan",
+        f"{config_file()}, line 5: stop must be a list of strings, none of them empty",
+        "KVCHAT_SEED: seed must be a whole number from 0 to 9,223,372,036,854,775,807, not -1",
+    }
+    assert read_settings({"persona": "a"}).sampling == {"min_p": 0.5}
+    for command in (("chat", "--plain"), ("ask", "hi")):
+        ran = kvchat(*command, "--top-p", "7")
+        assert (ran.status, ran.out) == (2, "")
+        assert "--top-p: top_p must be a number above 0 to 1, not 7" in ran.err
+
+
 def test_personas_take_presets_of_both_kinds(kvchat: Kvchat) -> None:
     config_file().parent.mkdir()
     config_file().write_text(

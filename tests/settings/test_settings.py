@@ -6,11 +6,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import hypothesis
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvchat import settings
+from kvchat.cli.options import range_refusal
 from kvchat.engine.types import SamplingParams
-from kvchat.settings import SAMPLING_RULES, Settings
+from kvchat.settings import RULES, SAMPLING_RULES, Settings
+from kvchat.settings.document import toml
+
+_NAMES = st.sampled_from([*RULES, "sampling", "personas", "keys", "colours", "a.b", ""])
 
 
 def test_without_anything_the_defaults_hold(config: Path) -> None:
@@ -68,6 +75,7 @@ def test_bad_values_are_named_with_file_line_and_reason(
         (b"model = 'a'\nmodel = 'b'\n", "not valid TOML"),
         (b"model = 'a'\ntheme = '\xff'\n", "line 2: not UTF-8"),
         (b"x = " + b"[" * 5000, "not valid TOML"),
+        (b"ctx = " + b"1" * 5000, "not valid TOML"),
     ],
 )
 def test_a_broken_file_is_reported_and_ignored(config: Path, content: bytes, said: str) -> None:
@@ -143,3 +151,48 @@ def test_no_system_prompt_can_be_asked_for(config: Path) -> None:
     loaded, problems = Settings.load({"system": ""})
     assert (loaded.system, problems) == ("", [])
     assert "not empty" in Settings.load({"model": ""})[1][0]
+
+
+_VALUES = st.recursive(
+    st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats()
+    | st.text(st.characters(exclude_categories=["Cs"]), max_size=4)
+    | st.datetimes()
+    | st.times(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_NAMES, inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def written(value: object) -> str:
+    """A value as TOML spells it."""
+    match value:
+        case bool():
+            return str(value).lower()
+        case str():
+            return toml(value)
+        case list():
+            return f"[{', '.join(map(written, value))}]"
+        case dict():
+            inner = ", ".join(f"{toml(k)} = {written(v)}" for k, v in value.items())
+            return "{" + inner + "}"
+        case float() | int():
+            return str(value)
+    return value.isoformat()
+
+
+@hypothesis.settings(
+    deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
+)
+@given(table=st.dictionaries(_NAMES, _VALUES, max_size=3))
+def test_whatever_is_in_the_file_is_used_or_told_about(config: Path, table: dict) -> None:
+    lines = [f"{toml(name)} = {written(value)}" for name, value in table.items()]
+    config.write_text("\n".join(lines), encoding="utf-8")
+    loaded, problems = Settings.load({}, None, range_refusal)
+    assert all(str(config) in problem for problem in problems)
+    SamplingParams().updated(**loaded.sampling)
+    for name, value in table.items():
+        if name in RULES and name not in SAMPLING_RULES and name != "persona":
+            told = any(f"'{name}'" in problem for problem in problems)
+            assert told or getattr(loaded, name) == value
