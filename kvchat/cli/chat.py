@@ -63,8 +63,8 @@ def _has_screen() -> bool:
 def on_screen(settings: Settings, resume: str | None, go_on: bool) -> None:
     """Chat on the screen; the model is loaded, and fetched if need be, behind it."""
     log_to_file()
+    from kvchat.chat.keeper import LAST
     from kvchat.tui.app import run
-    from kvchat.tui.keeper import LAST
 
     # What was told on stderr is out of sight behind the screen, so it is told there again.
     _, problems = Settings.load({"persona": settings.persona}, preset_values, range_refusal)

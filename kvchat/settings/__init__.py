@@ -79,6 +79,8 @@ class Settings:
     stash_mb: int = 512
     """Host memory for stashed cache suffixes, in MiB."""
     overflow: Overflow = "ask"
+    save_candidates: bool = True
+    """Whether saved chats have the candidates of each token."""
     keys: Mapping[str, str] = field(default_factory=dict)
     """Keys of the screen program by the id of what they do, such as `chat.stop = "ctrl+x"`."""
     personas: Mapping[str, Persona] = field(default_factory=dict)

@@ -124,6 +124,9 @@ RULES: dict[str, Rule] = {
         "What to do when a chat no longer fits the context.",
         choices=("ask", "stop", "drop-oldest"),
     ),
+    "save_candidates": Rule(
+        bool, "Save what each token could have been too; it makes the file of your chats larger."
+    ),
     **SAMPLING_RULES,
 }
 """By name, in the order in which they are explained."""

@@ -34,8 +34,8 @@ from kvchat.tui.palette import palette_commands
 from kvchat.tui.theming import load_themes
 
 if TYPE_CHECKING:
+    from kvchat.chat.keeper import Keeper
     from kvchat.chat.worker import Worker
-    from kvchat.tui.keeper import Keeper
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class KvchatApp(App[None]):
     Args:
         settings: what the user has set.
         problems: what was wrong with the settings, to be told.
-        resume: the chat to go on with, by the beginning of its id, or `kvchat.tui.keeper.LAST`.
+        resume: the chat to go on with, by the beginning of its id, or `kvchat.chat.keeper.LAST`.
     """
 
     TITLE = "kvchat"
@@ -150,11 +150,11 @@ class KvchatApp(App[None]):
 
     def _start_worker(self) -> None:
         # Imported here, behind the first paint.
+        from kvchat.chat.keeper import Keeper
         from kvchat.chat.worker import Worker
-        from kvchat.tui.keeper import Keeper
 
         settings = self.settings
-        keeper = self.keeper = Keeper(self._tell_about_saving)
+        keeper = self.keeper = Keeper(self._tell_about_saving, candidates=settings.save_candidates)
 
         def take(event: WorkerEvent) -> None:
             keeper.note(event)

@@ -16,6 +16,7 @@ from textual.pilot import Pilot
 from tiny_chat import DictatedSampler, tiny_llm
 
 from kvchat.chat.events import Paused, WorkerEvent
+from kvchat.chat.keeper import LAST
 from kvchat.chat.store_search import Hit
 from kvchat.chat.worker import STATUS_EVERY
 from kvchat.engine.errors import KvchatError
@@ -24,7 +25,6 @@ from kvchat.models.load import LanguageModel
 from kvchat.models.pull_staging import PullProgress
 from kvchat.settings import Settings
 from kvchat.tui.app import KvchatApp
-from kvchat.tui.keeper import LAST
 from kvchat.tui.main_screen import MainScreen
 from kvchat.tui.modals.chat_list import ChatList
 from kvchat.tui.modals.help import HelpScreen

@@ -1,4 +1,4 @@
-"""Keeper: the store and its saver, as the screen uses them."""
+"""Keeper: the store and its saver, as a program that chats uses them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ class Keeper:
 
     Args:
         tell: gets texts for the user, on any thread.
+        candidates: whether the candidates of each token are saved.
     """
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        self.store = Store(tell=tell)
+    def __init__(self, tell: Callable[[str], None], *, candidates: bool = True) -> None:
+        self.store = Store(tell=tell, candidates=candidates)
         self._saver = Saver(self.store, tell)
         self._tell = tell
 
