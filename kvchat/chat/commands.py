@@ -19,6 +19,8 @@ class Command:
     """Something to do, with a number of its own."""
 
     id: int = field(default_factory=lambda: next(_numbers))
+    conversation: Conversation | None = field(default=None, repr=False)
+    """What it is about; None is what the last command was about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +30,13 @@ class Load(Command):
     model: str
     options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of `kvchat.load`."""
-    conversation: Conversation | None = None
     fetch: bool = False
     """Fetch the model first if it is not on this disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class Open(Command):
-    """Go on with another conversation."""
+    """Go on with another conversation, and read it in idle time."""
 
     conversation: Conversation
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvchat.chat.commands import Command
-from kvchat.chat.conversation import Deleted
+from kvchat.chat.conversation import Conversation, Deleted
 from kvchat.chat.ledger import Price, Turn
 from kvchat.engine.errors import KvchatError
 from kvchat.engine.types import GenerationEvent, LoadProgress, PrefillProgress
@@ -91,6 +91,14 @@ class BranchDeleted:
 
 
 @dataclass(frozen=True, slots=True)
+class TitleSuggested:
+    """The model wrote a title for a chat that has none."""
+
+    conversation: Conversation
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
 class Paused:
     """The reply waits after a token, to be stepped or resumed."""
 
@@ -116,6 +124,7 @@ WorkerEvent = (
     | ModelLoaded
     | Priced
     | BranchDeleted
+    | TitleSuggested
     | Paused
     | CacheStatus
 )

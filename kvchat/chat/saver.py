@@ -22,6 +22,7 @@ from kvchat.chat.events import (
     ModelLoaded,
     Paused,
     ReplyStarted,
+    TitleSuggested,
     TurnFinished,
     WorkerEvent,
 )
@@ -108,6 +109,8 @@ class Saver:
                     self._save()
             case TurnFinished(turn=turn):
                 self._save(turn)
+            case TitleSuggested(conversation=conversation, title=title):
+                self.call(self.store.entitle, conversation.id, title)
             case Paused() | CommandFinished() | CommandFailed():
                 self._save()
 

@@ -218,6 +218,10 @@ class Store:
         """Give a chat a title; an empty one brings back that of its first message."""
         self._set(chat_id, "title", to_text(title))
 
+    def entitle(self, chat_id: str, title: str) -> None:
+        """Give a chat a title if nobody has given it one."""
+        self._write(lambda db: store_writes.entitle(db, chat_id, to_text(title)))
+
     def pin(self, chat_id: str, pinned: bool = True) -> None:
         """Keep a chat at the top of the list, or no longer."""
         self._set(chat_id, "pinned", pinned)

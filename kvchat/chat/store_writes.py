@@ -64,6 +64,11 @@ def set_column(db: sqlite3.Connection, chat_id: str, column: str, value: object)
         raise NoSuchChatError(chat_id)
 
 
+def entitle(db: sqlite3.Connection, chat_id: str, title: str | bytes) -> None:
+    """Give a chat a title if it has none."""
+    db.execute("UPDATE chats SET title = ? WHERE id = ? AND title = ''", (title, chat_id))
+
+
 def settle(db: sqlite3.Connection, chat_id: str) -> None:
     """End the replies of a chat that were being written by a program that is gone."""
     for row, content in db.execute(

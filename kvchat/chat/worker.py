@@ -39,11 +39,20 @@ from kvchat.chat.events import (
     ModelLoaded,
     Paused,
     Priced,
+    TitleSuggested,
     WorkerEvent,
 )
+from kvchat.chat.ledger import Price
 from kvchat.chat.session import ChatSession, Overflow
+from kvchat.chat.titles import suggest_title
 from kvchat.engine.errors import Cancelled, KvchatError
-from kvchat.engine.types import LoadProgress, PrefillFinished, SamplingParams, TokenGenerated
+from kvchat.engine.types import (
+    GenerationFinished,
+    LoadProgress,
+    PrefillFinished,
+    SamplingParams,
+    TokenGenerated,
+)
 from kvchat.models.pull_staging import PullProgress
 
 if TYPE_CHECKING:
@@ -61,12 +70,16 @@ class Worker:
     `pause`, `step`, `resume`, `cancel` and `shutdown` act at once; everything else waits its turn
     in the queue, where it can still be changed or withdrawn.
 
+    It has one session, with the conversation of the last command; a command about another one
+    begins a session with that, and what the cache held of the first is stashed.
+
     Args:
         on_event: gets every event, on the worker's thread.
         sampling: settings by name that replace the model's own defaults.
         overflow: what to do when the context is full.
         system: system prompt of new conversations.
         thinking: switches reasoning on or off where the template allows it.
+        titles: whether the model gives chats titles in idle time.
     """
 
     def __init__(
@@ -77,6 +90,7 @@ class Worker:
         overflow: Overflow = "ask",
         system: str = "",
         thinking: bool | None = None,
+        titles: bool = False,
     ) -> None:
         self._tell = on_event
         self._sampling = dict(sampling or {})
@@ -84,6 +98,9 @@ class Worker:
         self._overflow: Overflow = overflow
         self._system = system
         self._thinking = thinking
+        self._titles = titles
+        self._titled: set[str] = set()
+        """The chats that the model has been asked for a title of."""
         self._session: ChatSession | None = None
         self._conversation: Conversation | None = None
         self._queue: deque[Command] = deque()
@@ -236,6 +253,13 @@ class Worker:
         session = self._session
         if session is None:
             raise KvchatError("No model is loaded; choose one first.")
+        if isinstance(command, GetPrice):
+            yield Priced(command, self._price(session, command))
+            return
+        other = command.conversation
+        if isinstance(command, Open) or (other and other is not session.conversation):
+            session = self._begin_session(session.llm, other)
+            yield ModelLoaded(session)
         match command:
             case Send(text=text, overflow=overflow):
                 yield from session.send(text, overflow=overflow)
@@ -247,11 +271,6 @@ class Worker:
                 yield from session.continue_reply(reply_id)
             case Fork(reply_id=reply_id, tokens=tokens, token_id=token_id):
                 yield from session.fork(reply_id, tokens, token_id)
-            case Open(conversation=conversation):
-                self._conversation = conversation
-                yield ModelLoaded(self._begin_session(session.llm))
-            case GetPrice(text=text, instead_of=node_id):
-                yield Priced(command, session.price(text, node_id))
             case _:
                 yield from self._change(session, command)
 
@@ -271,6 +290,13 @@ class Worker:
                 yield BranchDeleted(session.delete(node_id))
             case Restore(deleted=deleted):
                 session.conversation.restore(deleted)
+
+    def _price(self, session: ChatSession, command: GetPrice) -> Price:
+        """Estimate for any conversation; the engine stays with the one it has."""
+        other = command.conversation
+        if other and other is not session.conversation:
+            session = self._new_session(session.llm, other)
+        return session.price(command.text, command.instead_of)
 
     def _load(self, command: Load) -> ModelLoaded:
         from kvchat.models.load import load  # imports torch, which takes a second
@@ -299,16 +325,22 @@ class Worker:
             pull(command.model, progress=progress)
         llm = load(command.model, progress=progress, **command.options)
         give_way()
-        return ModelLoaded(self._begin_session(llm))
+        return ModelLoaded(self._begin_session(llm, conversation))
 
-    def _begin_session(self, llm: LanguageModel) -> ChatSession:
+    def _new_session(self, llm: LanguageModel, conversation: Conversation | None) -> ChatSession:
         session = ChatSession(
             llm,
             self._system,
-            conversation=self._conversation,
+            conversation=conversation,
             overflow=self._overflow,
             thinking=self._thinking,
         )
+        if self._session is not None and self._session.llm is llm:
+            session.speed = self._session.speed
+        return session
+
+    def _begin_session(self, llm: LanguageModel, conversation: Conversation | None) -> ChatSession:
+        session = self._new_session(llm, conversation)
         self._conversation = session.conversation  # it outlives a model that fails to load
         defaults = llm.defaults.updated(**self._sampling)
         with self._wake:
@@ -323,12 +355,29 @@ class Worker:
             return
         try:
             for _ in session.settle():
-                if self.busy or self._stopping:
-                    session.llm.engine.cancel()
+                self._give_way(session)
+            if self._titles:
+                self._suggest_title(session)
         except KvchatError as error:
             # The turn that this was meant for will meet the same error and tell it.
             log.info("idle prefill ended: %s", error)
         self._tell(self._status(session))
+
+    def _suggest_title(self, session: ChatSession) -> None:
+        chat = session.conversation
+        if chat.title or chat.id in self._titled or self.busy or self._stopping:
+            return
+        for event in suggest_title(session):
+            self._give_way(session)
+            if isinstance(event, GenerationFinished) and event.reason != "cancelled":
+                self._titled.add(chat.id)
+            if isinstance(event, str):
+                self._tell(TitleSuggested(chat, event))
+
+    def _give_way(self, session: ChatSession) -> None:
+        """End what is done in idle time as soon as there is a command."""
+        if self.busy or self._stopping:
+            session.llm.engine.cancel()
 
     def _report(self, event: WorkerEvent) -> None:
         """Between two events: tell now and then how the cache fills."""

@@ -167,7 +167,7 @@ class KvchatApp(App[None]):
             overflow=settings.overflow,
             system=settings.system or "",
         )
-        self.worker.submit(Load(settings.model, settings.load_arguments(), first))
+        self.worker.submit(Load(settings.model, settings.load_arguments(), conversation=first))
 
     def _tell_about_saving(self, text: str) -> None:
         self.notify(text, title="Saving", severity="warning", timeout=10, markup=False)

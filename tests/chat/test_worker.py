@@ -292,6 +292,29 @@ def test_every_command_does_what_it_says(rig: Rig) -> None:
     assert rig.heard.all(CommandFailed) == []
 
 
+def test_a_command_says_which_conversation_it_is_about(rig: Rig) -> None:
+    rig.say("hello", "One.")
+    first = rig.session.conversation
+    rig.settled()
+    held = list(rig.session.llm.engine.ids)
+    second = Conversation("Be brief.")
+    rig.do(GetPrice("hello", conversation=second))
+    assert rig.heard.all(Priced)[-1].price.new > 0
+    assert rig.session.conversation is first
+    assert list(rig.session.llm.engine.ids) == held
+    rig.dictate("Two.")
+    rig.do(Send("hi", conversation=second))
+    assert [node.content for node in second.active_path()] == ["hi", "Two."]
+    assert [node.content for node in first.active_path()] == ["hello", "One."]
+    rig.settled()
+    rig.dictate("Three.")
+    rig.do(Send("back", conversation=first))
+    assert [node.content for node in first.active_path()][2:] == ["back", "Three."]
+    turn = rig.heard.all(TurnFinished)[-1].turn
+    assert turn.reused >= len(held)
+    assert turn.restored  # what the second chat cut off came back without a prefill
+
+
 # The queue
 
 
