@@ -5,29 +5,33 @@ Everything here runs on one thread, except `cancel`.
 
 from __future__ import annotations
 
-import json
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from kvchat.engine.errors import (
     Cancelled,
     ContextOverflowError,
     GenerationError,
-    ModelFileError,
     OutOfMemoryError,
+    SnapshotError,
 )
 from kvchat.engine.generate import Context, generate, prefill
-from kvchat.engine.kv_cache import CacheSuffix
 from kvchat.engine.linear import weight_bytes
 from kvchat.engine.memory import memory_is_enough
 from kvchat.engine.model import Transformer
 from kvchat.engine.sampling import Sampler
+from kvchat.engine.snapshot import (
+    Check,
+    fingerprint,
+    never,
+    read_snapshot,
+    snapshot_bytes,
+    write_snapshot,
+)
 from kvchat.engine.stash import Stash
 from kvchat.engine.step import DecodeStep, EagerStep
 from kvchat.engine.token_ids import as_ids, common_prefix
@@ -242,38 +246,48 @@ class Engine:
         scores: Tensor = logits[0]
         return scores
 
-    def save(self, path: str) -> None:
-        """Write the cache and its ids as a safetensors file."""
-        self.truncate(len(self.ids))
-        whole = self._context.cache.copy_from(0)
-        save_file(
-            {"keys": whole.keys.contiguous(), "values": whole.values.contiguous()},
-            path,
-            metadata={"ids": json.dumps(self._context.ids)},
-        )
+    @property
+    def snapshot_bytes(self) -> int:
+        """About how many bytes `save` would write."""
+        return snapshot_bytes(self._context.cache, len(self.ids))
 
-    def load(self, path: str) -> None:
-        """Replace the cache by one that `save` wrote.
+    def save(self, path: str, about: Mapping[str, str], check: Check = never) -> None:
+        """Write the cache and its ids as a safetensors file.
+
+        Args:
+            path: the file; it is no snapshot yet if this raises.
+            about: what `load` has to agree on, besides what the engine knows itself.
+            check: called between two layers; may raise `Cancelled`.
 
         Raises:
-            ModelFileError: if the file is damaged or of another model; the cache is then empty.
+            OSError: it cannot be written.
+            OutOfMemoryError: there is no memory to do it in.
+        """
+        self.truncate(len(self.ids))
+        context = self._context
+        with memory_is_enough():
+            write_snapshot(path, context.cache, context.ids, self._made_with(about), check)
+
+    def load(self, path: str, about: Mapping[str, str], check: Check = never) -> None:
+        """Replace the cache by one that `save` wrote; what it held before is stashed.
+
+        Raises:
+            SnapshotError: it is damaged, or was made with something else; nothing is held then.
+            OutOfMemoryError: it does not fit into memory; nothing is held then.
         """
         self.truncate(0)
+        context = self._context
+        with memory_is_enough():
+            ids = read_snapshot(path, context.cache, self._made_with(about), check)
         try:
-            with safe_open(path, framework="pt") as file:
-                ids = json.loads((file.metadata() or {})["ids"])
-                suffix = CacheSuffix(0, file.get_tensor("keys"), file.get_tensor("values"))
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
-            raise ModelFileError(f"{path} is not a sound cache snapshot: {error}") from error
-        cache = self._context.cache
-        n_layers, (n_kv_heads, _, head_dim) = len(cache.keys), cache.keys[0].shape
-        shape = (n_layers, n_kv_heads, len(ids), head_dim)
-        if suffix.keys.shape != shape or suffix.values.shape != shape:
-            raise ModelFileError(f"{path} is a cache snapshot of another model")
-        if suffix.keys.dtype != cache.dtype:
-            raise ModelFileError(f"{path} holds {suffix.keys.dtype}, the cache {cache.dtype}")
-        cache.put_back(suffix, len(ids))
-        self._context.ids[:] = ids
+            self._check_known(ids)
+        except GenerationError as error:
+            context.cache.truncate(0)
+            raise SnapshotError("it is damaged", damaged=True) from error
+        context.ids[:] = ids
+
+    def _made_with(self, about: Mapping[str, str]) -> dict[str, str]:
+        return {**fingerprint(self._context.cache, self.config), **about}
 
     def _align(self, ids: list[int], limit: int) -> tuple[int, int]:
         """Keep or bring back the longest prefix of `ids`, at most `limit` of them.

@@ -19,6 +19,18 @@ class ModelFileError(KvchatError):
     """A model file is truncated, corrupt, or says things about itself that cannot be true."""
 
 
+class SnapshotError(KvchatError):
+    """A KV snapshot cannot be used; the text goes on from its name.
+
+    Attributes:
+        damaged: it is of no use to anybody, rather than made with something else.
+    """
+
+    def __init__(self, message: str, *, damaged: bool = False) -> None:
+        super().__init__(message)
+        self.damaged = damaged
+
+
 class UnsupportedModelError(KvchatError):
     """A sound model file of a kind this program cannot run (architecture, quantisation, …)."""
 

@@ -64,9 +64,14 @@ class KVCache:
         return self.values[-1].shape[1]
 
     @property
+    def planes(self) -> dict[str, list[Tensor]]:
+        """What is held for every position, by name: a tensor per layer, positions on axis 1."""
+        return {"keys": self.keys, "values": self.values}
+
+    @property
     def nbytes(self) -> int:
         """Bytes allocated for keys and values."""
-        return sum(k.nbytes + v.nbytes for k, v in zip(self.keys, self.values, strict=True))
+        return sum(layer.nbytes for layers in self.planes.values() for layer in layers)
 
     def reserve(self, n: int) -> None:
         """Make room for `n` more positions.
@@ -87,7 +92,7 @@ class KVCache:
         # Half as much again, so that a long chat is copied a few times and not hundreds of times.
         roomy = max(needed, self.length + self.length // 2)
         capacity = min(self.max_seq_len, -(-roomy // GROWTH) * GROWTH)
-        for tensors in (self.keys, self.values):
+        for tensors in self.planes.values():
             for i, old in enumerate(tensors):
                 new = old.new_empty(old.shape[0], capacity, old.shape[2])
                 new[:, : self.length] = old[:, : self.length]

@@ -7,7 +7,7 @@ before torch is loaded.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from numbers import Real
 from typing import Any, Literal, Protocol
@@ -305,9 +305,20 @@ class CacheEngine(Protocol):
     def cancel(self) -> None:
         """End the running prefill or reply at the next check; callable from any thread."""
 
-    def save(self, path: str) -> None:
-        """Write the cache and its ids as a safetensors file."""
+    @property
+    def snapshot_bytes(self) -> int:
+        """About how many bytes `save` would write."""
 
-    def load(self, path: str) -> None:
-        """Replace the cache by one that `save` wrote; raises `ModelFileError` if it does not
-        fit this model."""
+    def save(self, path: str, about: Mapping[str, str], check: Callable[[], None]) -> None:
+        """Write the cache and its ids as a safetensors file.
+
+        `about` is what a reader has to agree on; `check` is called now and then, and may raise
+        `Cancelled`. Raises `OSError` if it cannot be written.
+        """
+
+    def load(self, path: str, about: Mapping[str, str], check: Callable[[], None]) -> None:
+        """Replace the cache by one that `save` wrote.
+
+        Raises `SnapshotError` if it is damaged or was made with something else; nothing is held
+        then.
+        """

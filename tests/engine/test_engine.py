@@ -9,13 +9,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import VOCAB, ByteStream, tiny_engine, tiny_model
+from tiny import VOCAB, ByteStream, tiny_engine
 
 from kvchat.engine.engine import Engine, prefill_chunk_size
 from kvchat.engine.errors import (
     ContextOverflowError,
     GenerationError,
-    ModelFileError,
     SettingError,
 )
 from kvchat.engine.naive import NaiveStep
@@ -317,38 +316,6 @@ def test_prefill_makes_the_cache_hold_exactly_the_ids():
     progress = list(engine.prefill(ids))
     assert list(engine.ids) == ids
     assert (progress[0].reused, progress[0].new, progress[-1].done) == (25, 5, 5)
-
-
-def test_a_saved_cache_comes_back(tmp_path):
-    path = str(tmp_path / "cache.safetensors")
-    engine = tiny_engine()
-    ids = prompt(30)
-    run(engine, ids)
-    held = list(engine.ids)
-    engine.save(path)
-    other = tiny_engine()
-    other.load(path)
-    assert list(other.ids) == held
-    follow = held + prompt(5, seed=4)
-    events = run(other, follow)
-    assert finish(events).stats.new == 5
-    assert tokens(events) == tokens(run(tiny_engine(), follow))
-
-
-def test_a_damaged_or_foreign_snapshot_is_refused(tmp_path):
-    path = tmp_path / "cache.safetensors"
-    engine = tiny_engine()
-    run(engine, prompt(30))
-    engine.save(str(path))
-    whole = path.read_bytes()
-    other = Engine(tiny_model(n_layers=3))
-    with pytest.raises(ModelFileError, match="another model"):
-        other.load(str(path))
-    path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ModelFileError):
-        engine.load(str(path))
-    assert len(engine.ids) == 0
-    assert tokens(run(engine, prompt(30))) == tokens(run(tiny_engine(), prompt(30)))
 
 
 def test_score_leaves_the_conversation_alone():
