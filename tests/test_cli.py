@@ -93,6 +93,25 @@ def ask(kvchat: Any, babbler: Path, *args: object) -> Ran:
 # Usage
 
 
+def test_a_file_is_attached_to_a_question(
+    kvchat: Any, babbler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").write_text("milk")
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG\0")
+    monkeypatch.setattr(sys, "stdin", Stdin(b"@notes.txt"))
+    ran = kvchat("ask", "-m", babbler, "see", "@notes.txt", "--json", "--max-tokens", 2)
+    assert "attached: notes.txt (4 bytes); the question has " in ran.err
+    prompt = b"see notes.txt\n\nnotes.txt (4 bytes):\n```\nmilk\n```\n\n@notes.txt"
+    monkeypatch.setattr(sys, "stdin", Stdin(prompt))
+    plain = kvchat("ask", "-m", babbler, "--json", "--max-tokens", 2)
+    assert (plain.err, plain.events[0]["event"]) == ("", "prefill")
+    assert ran.events[0]["new"] == plain.events[0]["new"]
+    assert kvchat("ask", "-m", babbler, "@picture.png").failed(1, "picture.png", "no text")
+    raw = kvchat("ask", "-m", babbler, "--raw", "@picture.png", "--max-tokens", 2)
+    assert raw.out.startswith("@picture.png")
+
+
 def test_version(kvchat: Any) -> None:
     assert kvchat("--version").out == f"kvchat {__version__}\n"
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -83,6 +83,12 @@ def expand(text: str, folder: Path, limit: int = LIMIT) -> Expanded:
     words = "".join([*pieces, text[at:]])
     expanded = "\n\n".join([words, *blocks.values()])
     return Expanded(expanded if attachments else typed, tuple(attachments), tuple(problems))
+
+
+def described(attachments: Iterable[Attachment]) -> str:
+    """Say what is attached, with sizes; "" for nothing."""
+    told = ", ".join(f"{one_line(each.name)} ({each.size:,} bytes)" for each in attachments)
+    return f"attached: {told}" if told else ""
 
 
 def as_mention(pasted: str, folder: Path) -> str | None:

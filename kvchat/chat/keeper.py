@@ -41,6 +41,17 @@ class Keeper:
         """
         return self.store.last() if which == LAST else self.store.find(which)
 
+    def resume(self, which: str) -> tuple[Conversation, list[Turn]]:
+        """Open the chat that `find` finds; see `open`.
+
+        Raises:
+            KvchatError: there is none, or it cannot be read.
+        """
+        chat_id = self.find(which)
+        if chat_id is None:
+            raise KvchatError("There is no chat yet to go on with.")
+        return self.open(chat_id)
+
     def open(self, chat_id: str) -> tuple[Conversation, list[Turn]]:
         """Return a chat and its ledger; a copy of it when another program is writing in it.
 

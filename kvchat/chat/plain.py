@@ -12,9 +12,12 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvchat.chat import slash
+from kvchat.chat.attachments import as_mention, described, expand
+from kvchat.chat.changes import heading
 from kvchat.chat.commands import Command, Edit, Load, Regenerate, Send, Truncate
 from kvchat.chat.events import (
     BranchDeleted,
@@ -30,6 +33,7 @@ from kvchat.chat.events import (
 from kvchat.chat.ledger import Turn
 from kvchat.chat.lines import Lines
 from kvchat.chat.plain_commands import COMMANDS
+from kvchat.chat.plain_text import one_line
 from kvchat.chat.reply_writer import Output, ReplyWriter
 from kvchat.chat.slow import SlowProgress
 from kvchat.chat.worker import Worker
@@ -39,6 +43,7 @@ from kvchat.models.pull_staging import PullProgress
 
 if TYPE_CHECKING:
     from kvchat.chat.conversation import Conversation, Deleted
+    from kvchat.chat.keeper import Keeper
     from kvchat.chat.session import ChatSession, Overflow
 
 PATIENCE = 2
@@ -64,6 +69,7 @@ class PlainChat:
         system: system prompt.
         overflow: what to do when the context is full; nobody is asked where nobody sits.
         sampling: settings by name that replace the model's own.
+        keeper: saves the chat; without it nothing is kept. It is closed with the chat.
     """
 
     def __init__(
@@ -76,6 +82,7 @@ class PlainChat:
         system: str = "",
         overflow: Overflow = "ask",
         sampling: Mapping[str, Any] | None = None,
+        keeper: Keeper | None = None,
     ) -> None:
         self.lines = lines
         self.output = output
@@ -92,8 +99,9 @@ class PlainChat:
         self._events: queue.SimpleQueue[WorkerEvent] = queue.SimpleQueue()
         asks = overflow == "ask" and lines.interactive
         self._asks_on_overflow = asks
+        self._keeper = keeper
         self.worker = Worker(
-            self._events.put,
+            self._take_event,
             overflow=overflow if asks or overflow != "ask" else "stop",
             system=system,
             sampling=sampling,
@@ -119,18 +127,29 @@ class PlainChat:
 
     # The chat
 
-    def load(self, model: str, options: Mapping[str, Any]) -> None:
-        """Load a model; `options` are keyword arguments of `kvchat.load`.
+    def load(
+        self, model: str, options: Mapping[str, Any], conversation: Conversation | None = None
+    ) -> None:
+        """Load a model.
+
+        Args:
+            model: its name, file or folder.
+            options: keyword arguments of `kvchat.load`.
+            conversation: the chat to go on with; a new one by default.
 
         Raises:
             KvchatError: it cannot be loaded.
             KeyboardInterrupt: there was a Ctrl+C.
         """
         with self._hearing_interrupts():
-            self.perform(Load(model, dict(options)))
+            self.perform(Load(model, dict(options), conversation=conversation))
         if self.session.llm.template.is_default:
             self._note(f"{model} has no chat template of its own; a common one is used")
         self.remark(f"{model} is ready. /help lists the commands, /quit or Ctrl+D ends the chat.")
+        if conversation is not None:
+            count = len(conversation.active_path())
+            title = one_line(heading(conversation))
+            self.remark(f"“{title}” goes on after {count} messages; /history lists them.")
 
     def run(self) -> None:
         """Read lines and carry them out until there are no more."""
@@ -151,8 +170,16 @@ class PlainChat:
                     self._fail(error)
 
     def close(self) -> None:
-        """End the worker."""
+        """End the worker, and save what is not saved yet."""
         self.worker.shutdown()
+        if self._keeper is not None:
+            self._keeper.close()
+
+    def _take_event(self, event: WorkerEvent) -> None:
+        """Pass an event on; called on the worker's thread."""
+        if self._keeper is not None:
+            self._keeper.note(event)
+        self._events.put(event)
 
     def _read(self) -> str:
         number = len(self.conversation.active_path()) + 1
@@ -168,6 +195,9 @@ class PlainChat:
         return text + line
 
     def _take(self, line: str) -> None:
+        if as_mention(line, Path.cwd()):  # the path of a file begins with a slash too
+            self._send(line)
+            return
         match slash.read(line):
             case slash.Called(name=name, argument=argument):
                 slash.find(name, COMMANDS).run(self, argument)
@@ -175,15 +205,26 @@ class PlainChat:
                 self._send(text)
 
     def _send(self, text: str) -> None:
+        message = self._with_attachments(text)
         before = len(self.conversation.active_path())
         try:
-            self.answer(Send(text))
+            self.answer(Send(message))
         finally:
             path = self.conversation.active_path()
             if len(path) > before:
                 self.undo.append(("message", Truncate(path[before].id)))
             else:
                 self._give_back(text)
+
+    def _with_attachments(self, text: str) -> str:
+        message = expand(text, Path.cwd())
+        if message.problems:
+            self._give_back(text)
+            raise KvchatError(" ".join(message.problems))
+        if message.attachments:
+            tokens = len(self.session.llm.tokenizer.encode_plain(message.text))
+            self.remark(f"({described(message.attachments)}; the message has {tokens:,} tokens)")
+        return message.text
 
     def _give_back(self, text: str) -> None:
         if self.lines.interactive:

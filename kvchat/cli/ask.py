@@ -6,10 +6,12 @@ import json
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
+from kvchat.chat.attachments import described, expand
 from kvchat.cli import INTERRUPTED
 from kvchat.cli.interrupts import Interrupts
 from kvchat.cli.loading import load_model, make_available
@@ -41,7 +43,10 @@ def ask(  # noqa: PLR0917 (the command line passes them all by name)
     settings: Settings,
     text: Annotated[
         list[str] | None,
-        typer.Argument(metavar="TEXT", help="The question; piped text is put after it."),
+        typer.Argument(
+            metavar="TEXT",
+            help="The question; @path puts in a file's text, piped text comes after it.",
+        ),
     ] = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Write on from the text, without a chat template.")
@@ -58,7 +63,7 @@ def ask(  # noqa: PLR0917 (the command line passes them all by name)
 ) -> None:
     """Print one answer, as it is written."""
     output = Output()
-    prompt = _prompt(text or [])
+    prompt, attached = _prompt(text or [], attach=not raw)
     make_available(settings.model)
     with Interrupts() as interrupts:
         llm = load_model(settings, interrupts)
@@ -66,6 +71,8 @@ def ask(  # noqa: PLR0917 (the command line passes them all by name)
             note(f"{settings.model} has no chat template of its own; --raw may suit it better")
         if no_cache:
             _forget_everything(llm)
+        if attached:
+            note(f"{attached}; the question has {len(llm.tokenizer.encode_plain(prompt)):,} tokens")
         params = llm.defaults.updated(**settings.sampling)
         from kvchat.chat.ask import ask as ask_model
 
@@ -109,18 +116,31 @@ def _until_interrupted(
     yield from events
 
 
-def _prompt(words: list[str]) -> str:
-    """Join the arguments and what is piped in.
+def _prompt(words: list[str], *, attach: bool) -> tuple[str, str]:
+    """Join the arguments, the files they mention and what is piped in.
+
+    Args:
+        words: the arguments.
+        attach: whether `@path` in them stands for a file's text.
+
+    Returns:
+        The prompt, and what is attached in words; "" if nothing is.
 
     Raises:
         SettingError: both are empty.
-        KvchatError: stdin is not usable.
+        KvchatError: stdin is not usable, or a file cannot be attached.
     """
-    parts = [_typed(" ".join(words)), "" if is_terminal(sys.stdin) else _read_stdin()]
+    typed, attached = _typed(" ".join(words)), ""
+    if attach:
+        message = expand(typed, Path.cwd())
+        if message.problems:
+            raise KvchatError(" ".join(message.problems))
+        typed, attached = message.text, described(message.attachments)
+    parts = [typed, "" if is_terminal(sys.stdin) else _read_stdin()]
     prompt = "\n\n".join(part for part in parts if part.strip())
     if not prompt:
         raise SettingError('there is nothing to ask; try `kvchat ask "Why is the sky blue?"`')
-    return prompt
+    return prompt, attached
 
 
 def _typed(text: str) -> str:

@@ -43,12 +43,15 @@ def chat(
     ] = None,
 ) -> None:
     """Chat with a model."""
+    if go_on and resume:
+        raise SettingError("--continue and --resume name two chats; give one of them")
+    from kvchat.chat.keeper import LAST
+
+    which = LAST if go_on else resume
     if not plain and _has_screen():
-        on_screen(settings, resume, go_on)
-    elif go_on or resume:
-        raise SettingError("--continue and --resume open the screen; they do not go with --plain")
+        on_screen(settings, which)
     else:
-        line_by_line(settings)
+        line_by_line(settings, which)
 
 
 def _has_screen() -> bool:
@@ -60,31 +63,33 @@ def _has_screen() -> bool:
     )
 
 
-def on_screen(settings: Settings, resume: str | None, go_on: bool) -> None:
+def on_screen(settings: Settings, resume: str | None = None) -> None:
     """Chat on the screen; the model is loaded, and fetched if need be, behind it."""
     log_to_file()
-    from kvchat.chat.keeper import LAST
     from kvchat.tui.app import run
 
     # What was told on stderr is out of sight behind the screen, so it is told there again.
     _, problems = Settings.load({"persona": settings.persona}, preset_values, range_refusal)
-    status = run(settings, problems, resume=LAST if go_on else resume)
+    status = run(settings, problems, resume=resume)
     if status:
         raise typer.Exit(status)
 
 
-def line_by_line(settings: Settings) -> None:
+def line_by_line(settings: Settings, resume: str | None = None) -> None:
     """Chat without a screen.
 
     Raises:
-        KvchatError: the model cannot be loaded, or there is nowhere to read from or write to.
+        KvchatError: the model or the chat to go on with cannot be loaded, or there is nowhere to
+            read from or write to.
     """
+    from kvchat.chat.keeper import Keeper
     from kvchat.chat.plain import PlainChat
 
     log_to_file()
     make_available(settings.model)
     output = Output()
     lines = _lines(output)
+    keeper = Keeper(note, candidates=settings.save_candidates)
     plain = PlainChat(
         lines,
         output,
@@ -93,9 +98,11 @@ def line_by_line(settings: Settings) -> None:
         system=settings.system or "",
         overflow=settings.overflow,
         sampling=settings.sampling,
+        keeper=keeper,
     )
     try:
-        plain.load(settings.model, settings.load_arguments())
+        conversation = keeper.resume(resume)[0] if resume else None
+        plain.load(settings.model, settings.load_arguments(), conversation)
         plain.run()
     finally:
         plain.close()

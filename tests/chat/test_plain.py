@@ -129,6 +129,35 @@ def test_a_slash_can_be_sent_and_lines_can_go_on(start: Callable[..., Chat]) -> 
     assert chat.path[::2] == ["/not a command", "one\ntwo\\\\", "end\n"]
 
 
+def test_a_file_is_attached_by_name_or_by_its_path(
+    start: Callable[..., Chat], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").write_text("milk")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    chat = start()
+    said = chat.type("see @notes.txt", "~/notes.txt")
+    sent = chat.path[::2]
+    assert sent[0] == "see notes.txt\n\nnotes.txt (4 bytes):\n```\nmilk\n```"
+    assert sent[1] == "~/notes.txt\n\n~/notes.txt (4 bytes):\n```\nmilk\n```"
+    tokens = len(chat.chat.session.llm.tokenizer.encode_plain(sent[0]))
+    told = f"(attached: notes.txt (4 bytes); the message has {tokens:,} tokens)\n"
+    assert told in said
+    assert said.index(told) < said.index(chat.path[1])
+
+
+def test_a_file_that_cannot_be_attached_is_told_and_nothing_is_sent(
+    start: Callable[..., Chat], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG\0")
+    chat = start()
+    chat.type("see @picture.png")
+    assert chat.path == []
+    assert chat.lines.given[-1] == "see @picture.png"
+    assert chat.notes == ["picture.png is not attached: it is no text (there are NUL bytes in it)."]
+
+
 def test_the_prompt_counts_messages(start: Callable[..., Chat]) -> None:
     chat = start()
     chat.type("Hi\\", "there")
