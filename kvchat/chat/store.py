@@ -17,6 +17,7 @@ from kvchat.chat import store_writes
 from kvchat.chat.changes import Changes, Tracker
 from kvchat.chat.conversation import Conversation
 from kvchat.chat.ledger import Turn
+from kvchat.chat.plain_text import one_line
 from kvchat.chat.provenance import Provenance
 from kvchat.chat.store_database import Database
 from kvchat.chat.store_errors import NoSuchChatError, StoreError
@@ -227,12 +228,22 @@ class Store:
         self._set(chat_id, "pinned", pinned)
 
     def tag(self, chat_id: str, tags: Iterable[str]) -> None:
-        """Replace a chat's tags."""
-        self._set(chat_id, "tags", json.dumps(sorted(set(tags))))
+        """Replace a chat's tags; a `#` before one is not part of it."""
+        named = {one_line(tag).lstrip("# ") for tag in tags} - {""}
+        self._set(chat_id, "tags", json.dumps(sorted(named)))
 
     def delete(self, chat_id: str) -> None:
-        """Take a chat off the list; `restore` brings it back within thirty days."""
-        self._set(chat_id, "deleted", time.time())
+        """Take a chat off the list; `restore` brings it back within thirty days.
+
+        Raises:
+            ChatInUseError: somebody else is writing it.
+        """
+
+        def work(db: sqlite3.Connection) -> None:
+            self._leases.check(db, chat_id)
+            store_writes.set_column(db, chat_id, "deleted", time.time())
+
+        self._write(work)
 
     def restore(self, chat_id: str) -> None:
         """Bring back a deleted chat."""

@@ -30,18 +30,27 @@ class Leases:
         Raises:
             ChatInUseError: it is in use by somebody who is alive.
         """
-        held = db.execute(
-            "SELECT owner, host, pid, seen FROM leases WHERE chat = ?", (chat_id,)
-        ).fetchone()
-        if held is not None:
-            if held[0] == self.owner:
-                return False
-            if _alive(*held[1:]):
-                raise ChatInUseError
+        if self.check(db, chat_id):
+            return False
         db.execute(
             "INSERT OR REPLACE INTO leases VALUES (?, ?, ?, ?, ?)",
             (chat_id, self.owner, _host(), self._pid, time.time()),
         )
+        return True
+
+    def check(self, db: sqlite3.Connection, chat_id: str) -> bool:
+        """Return whether a chat is held here.
+
+        Raises:
+            ChatInUseError: it is in use by somebody who is alive.
+        """
+        held = db.execute(
+            "SELECT owner, host, pid, seen FROM leases WHERE chat = ?", (chat_id,)
+        ).fetchone()
+        if held is None or (held[0] != self.owner and not _alive(*held[1:])):
+            return False
+        if held[0] != self.owner:
+            raise ChatInUseError
         return True
 
     def free(self, db: sqlite3.Connection, chat_id: str | None = None) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 chats = typer.Typer()
 
+_Id = Annotated[str, typer.Argument(metavar="ID", help="An id, or how it begins.")]
 _Ids = Annotated[list[str], typer.Argument(metavar="ID...", help="Ids, or how they begin.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
@@ -71,9 +72,7 @@ def list_chats(
 
 
 @chats.command()
-def show(
-    id: Annotated[str, typer.Argument(metavar="ID", help="An id, or how it begins.")],
-) -> None:
+def show(id: _Id) -> None:
     """Print a chat's active path as Markdown."""
     store = _store()
     write_chats(store, [store.find(id)], "markdown", Output())
@@ -98,6 +97,52 @@ def search(
         output.write(f"  {one_line(hit.excerpt)}\n")
     if not hits:
         note("nothing was found")
+
+
+@chats.command()
+def rename(
+    id: _Id,
+    title: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[TITLE]...", help="Without one it is called by its first words."),
+    ] = None,
+) -> None:
+    """Give a chat another title."""
+    store = _store()
+    store.rename(store.find(id), " ".join(title or []).strip())
+
+
+@chats.command()
+def pin(
+    ids: _Ids,
+    off: Annotated[bool, typer.Option("--off", help="No longer.")] = False,
+) -> None:
+    """Keep chats at the top of the list."""
+    store = _store()
+    for chat_id in [store.find(each) for each in ids]:
+        store.pin(chat_id, not off)
+
+
+@chats.command()
+def tag(
+    id: _Id,
+    tags: Annotated[list[str], typer.Argument(metavar="TAG...", help="Words of your own.")],
+    off: Annotated[bool, typer.Option("--off", help="Take them away.")] = False,
+) -> None:
+    """Give a chat tags; `kvchat chats list --tag` lists the chats with one."""
+    store = _store()
+    chat_id = store.find(id)
+    before = {tag for chat in store.chats() if chat.id == chat_id for tag in chat.tags}
+    named = {tag.lstrip("#") for tag in tags}
+    store.tag(chat_id, before - named if off else before | named)
+
+
+@chats.command()
+def duplicate(id: _Id) -> None:
+    """Copy a chat with all its branches, and print the copy's id."""
+    store = _store()
+    copy = store.duplicate(store.find(id))
+    Output().write(f"{copy}\n")
 
 
 @chats.command()

@@ -77,6 +77,40 @@ def test_a_chat_that_was_deleted_comes_back_as_a_copy(
     assert chat.id != parks and chat.title == "Parks"
 
 
+def test_rename_pin_tag_and_duplicate(kvchat: Kvchat, parks: str) -> None:
+    short = parks[:6]
+    copy = kvchat("chats", "duplicate", short).out.strip()
+    assert {chat.id for chat in Store().chats()} == {parks, copy}
+    assert Store().chats()[0].id == copy
+    for command in (
+        ("pin", short),
+        ("rename", short, "Two", "words\x1b[31m"),
+        ("tag", short, "#work", "home", "work"),
+        ("tag", short, "later"),
+        ("tag", short, "--off", "#home", "absent"),
+    ):
+        ran = kvchat("chats", *command)
+        assert (ran.status, ran.out, ran.err) == (0, "", "")
+    first = Store().chats()[0]
+    assert (first.id, first.pinned, first.tags) == (parks, True, ("later", "work"))
+    assert first.title == "Two words\x1b[31m"
+    assert "Two words␛[31m #later #work" in kvchat("chats", "list", "--tag", "work").out
+    kvchat("chats", "pin", short, "--off")
+    kvchat("chats", "rename", short)
+    assert Store().chats()[-1].title == "公园在哪里?"
+    assert not any(chat.pinned for chat in Store().chats())
+
+
+def test_a_chat_that_is_open_elsewhere_is_not_deleted(kvchat: Kvchat, parks: str) -> None:
+    elsewhere = Store()
+    elsewhere.claim(parks)
+    ran = kvchat("chats", "delete", parks)
+    assert ran.status == 1 and "open in another kvchat" in ran.err
+    assert len(Store().chats()) == 1
+    elsewhere.delete(parks)
+    assert Store().chats() == []
+
+
 def test_list_search_and_show(kvchat: Kvchat, parks: str) -> None:
     assert parks[:8] in kvchat("chats", "list").out
     assert "no chats" in kvchat("chats", "list", "nothing like it").err
