@@ -65,6 +65,7 @@ class Columns(NamedTuple):
     """A title made from the first message."""
     system: str
     started: datetime
+    keep_cache: bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,8 @@ class Changes:
     messages: int
     retitled: bool
     """Whether `columns.title` is news, rather than what the store may have had changed since."""
+    switched: bool
+    """The same of `columns.keep_cache`."""
     nodes: Sequence[SavedNode] = ()
     removed: Sequence[str] = ()
     places: Sequence[Place] = ()
@@ -154,8 +157,17 @@ class Tracker:
         if not (nodes or removed or places or turns or columns != old):
             return None
         retitled = columns.title != (old.title if old else "")
+        switched = columns.keep_cache != (old.keep_cache if old else None)
         return Changes(
-            chat.id, columns, len(chat.nodes), retitled, nodes, removed, places, tuple(turns)
+            chat.id,
+            columns,
+            len(chat.nodes),
+            retitled,
+            switched,
+            nodes,
+            removed,
+            places,
+            tuple(turns),
         )
 
     def _columns_now(self) -> Columns:
@@ -163,7 +175,7 @@ class Tracker:
         opening = self._columns.opening if self._columns else ""
         if not opening and (first := chat.children.get(None)):
             opening = title_of(chat.nodes[first[0]].content)
-        return Columns(chat.title, opening, chat.system, chat.started)
+        return Columns(chat.title, opening, chat.system, chat.started, chat.keep_cache)
 
     def _saved(self, node: Node, known: _Known | None) -> SavedNode | None:
         """Return a copy of what is not stored of a message; None if all of it is."""

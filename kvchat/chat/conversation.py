@@ -57,6 +57,8 @@ class Conversation:
     """Which child of each message was last on the active path."""
     dropped: set[str] = field(default_factory=set)
     """Messages the model no longer sees, left out when the context was full."""
+    keep_cache: bool | None = None
+    """Whether a snapshot of its KV cache is kept on the disk; None is as the settings say."""
 
     def __iter__(self) -> Iterator[Node]:
         """All messages, parents before children."""

@@ -176,6 +176,14 @@ class Store:
             for found, node_id, title, role, content, when in rows
         ]
 
+    def keeping(self) -> dict[str, bool | None]:
+        """Return whether each chat's cache is kept, see `Conversation.keep_cache`.
+
+        Deleted chats that can come back are among them.
+        """
+        rows = self._read(lambda db: db.execute("SELECT id, keep_cache FROM chats").fetchall())
+        return {chat_id: None if keep is None else bool(keep) for chat_id, keep in rows}
+
     def data_version(self) -> int:
         """Return a number that changes when somebody else, or another thread, has written."""
         return int(self._read(lambda db: db.execute("PRAGMA data_version").fetchone()[0]))
@@ -226,6 +234,10 @@ class Store:
     def pin(self, chat_id: str, pinned: bool = True) -> None:
         """Keep a chat at the top of the list, or no longer."""
         self._set(chat_id, "pinned", pinned)
+
+    def keep_cache(self, chat_id: str, keep: bool | None) -> None:
+        """Keep a snapshot of a chat's cache, or none; None is as the settings say."""
+        self._set(chat_id, "keep_cache", keep)
 
     def tag(self, chat_id: str, tags: Iterable[str]) -> None:
         """Replace a chat's tags; a `#` before one is not part of it."""

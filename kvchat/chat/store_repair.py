@@ -115,12 +115,14 @@ def _recover(damaged: Path, db: sqlite3.Connection, fresh: bytes) -> None:
         _restore_schema(damaged, fresh)
     most = damaged.stat().st_size // _page_size(fresh) * _ROWS_PER_PAGE
     for table in _TABLES:
-        columns = [row[1] for row in db.execute(f"PRAGMA table_info({table})")]
-        places = ", ".join("?" for _ in columns)
         with closing(_tolerant(damaged)) as source:
+            there = _columns(source, table)  # an older version has fewer
+            columns = [name for name in _columns(db, table) if name in there]
+            places = ", ".join("?" for _ in columns)
+            insert = f"INSERT OR IGNORE INTO {table} ({', '.join(columns)}) VALUES ({places})"
             for row in _readable(source, table, columns, most):
                 with suppress(*DATABASE_ERRORS):
-                    db.execute(f"INSERT OR IGNORE INTO {table} VALUES ({places})", row)
+                    db.execute(insert, row)
     now = datetime.now().astimezone()
     db.execute(
         "INSERT OR IGNORE INTO chats (id, title, started, changed, messages) "
@@ -178,6 +180,10 @@ def _knows_tables(damaged: Path) -> bool:
         except DATABASE_ERRORS:
             return False
     return True
+
+
+def _columns(db: sqlite3.Connection, table: str) -> list[str]:
+    return [row[1] for row in db.execute(f"PRAGMA table_info({table})")]
 
 
 def _readable(

@@ -131,12 +131,13 @@ def save_places(db: sqlite3.Connection, chat_id: str, places: Iterable[Place]) -
 def load_conversation(db: sqlite3.Connection, chat_id: str) -> Conversation | None:
     """Return a chat as it was saved; replies that were being written are `interrupted`."""
     found = db.execute(
-        "SELECT title, system, started FROM chats WHERE id = ?", (chat_id,)
+        "SELECT title, system, started, keep_cache FROM chats WHERE id = ?", (chat_id,)
     ).fetchone()
     if found is None:
         return None
-    title, system, started = found
+    title, system, started, keep_cache = found
     chat = Conversation(id=chat_id, title=from_text(title), system=from_text(system))
+    chat.keep_cache = None if keep_cache is None else bool(keep_cache)
     chat.started = from_time(started, chat.started)
     replies = load_replies(db, "nodes.chat = ?", chat_id)
     rows = db.execute(

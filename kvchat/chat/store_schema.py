@@ -91,6 +91,9 @@ MIGRATIONS: tuple[str, ...] = (
         prefix = '1 2'
     );
     """,
+    """
+    ALTER TABLE chats ADD COLUMN keep_cache INTEGER;  -- NULL is as the settings say
+    """,
 )
 """Step n makes a database of version n one of version n + 1; nothing at all is version 0."""
 

@@ -38,6 +38,8 @@ def write_changes(db: sqlite3.Connection, changes: Changes, *, candidates: bool 
     }
     if changes.retitled:
         values["title"] = to_text(columns.title)
+    if changes.switched:
+        values["keep_cache"] = columns.keep_cache
     if models := [saved.run.model for saved in changes.nodes if saved.run]:
         values["model"] = models[-1]
     assigned = ", ".join(f"{name} = ?" for name in values)

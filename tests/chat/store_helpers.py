@@ -54,6 +54,7 @@ def image(chat: Conversation) -> dict[str, Any]:
         "id": chat.id,
         "title": chat.title,
         "system": chat.system,
+        "keep_cache": chat.keep_cache,
         "started": (chat.started, chat.started.utcoffset(), chat.started.tzname()),
         "nodes": {node_id: _node(node) for node_id, node in chat.nodes.items()},
         "children": chat.children,

@@ -17,6 +17,7 @@ from chat.store_helpers import image, say
 from kvchat.chat.conversation import Conversation
 from kvchat.chat.store import Store
 from kvchat.chat.store_errors import StoreError
+from kvchat.chat.store_repair import repair
 from kvchat.chat.store_schema import MIGRATIONS, prepare
 
 NEXT = (*MIGRATIONS, "ALTER TABLE chats ADD COLUMN colour TEXT NOT NULL DEFAULT 'green';")
@@ -130,3 +131,37 @@ def test_a_folder_that_cannot_be_written_can_be_read(public_folder: Path) -> Non
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("refused:")
     assert "permissions" in done.stdout
+
+
+def first_version(path: Path) -> Conversation:
+    """A database as the first version of the tables had it."""
+    chat = Conversation("Be brief.", title="公园")
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        prepare(db, path, MIGRATIONS[:1])
+        db.execute(
+            "INSERT INTO chats (id, title, system, started, changed) VALUES (?, ?, ?, ?, 1)",
+            (chat.id, chat.title, chat.system, chat.started.isoformat()),
+        )
+    return chat
+
+
+def test_chats_of_the_first_version_keep_their_caches_as_the_settings_say(tmp_path: Path) -> None:
+    path = tmp_path / "chats.db"
+    chat = first_version(path)
+    store = Store(path)
+    assert store.load(chat.id).keep_cache is None
+    store.keep_cache(chat.id, True)
+    assert store.keeping() == {chat.id: True}
+    assert store.load(chat.id).keep_cache is True
+    assert version(path.with_name("chats.db.version-1")) == 1
+
+
+def test_a_damaged_database_of_the_first_version_is_recovered_with_its_titles(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "chats.db"
+    chat = first_version(path)
+    repair(path)
+    store = Store(path)
+    assert [(each.id, each.title) for each in store.chats()] == [(chat.id, "公园")]
+    assert version(path) == len(MIGRATIONS)
