@@ -119,7 +119,7 @@ def test_version(kvchat: Any) -> None:
 def test_help_names_every_command_and_flag(kvchat: Any) -> None:
     shown = kvchat("--help")
     assert shown.status == 0
-    assert all(command.__name__ in shown.out for command in app.COMMANDS)
+    assert all(name in shown.out for name in (*app.COMMANDS, *app.GROUPS))
     flags = "--model --device --dtype --quant --ctx --threads --system --temperature --top-k "
     flags += "--top-p --min-p --repetition-penalty --presence-penalty --frequency-penalty "
     flags += "--penalty-window --penalise-all --temperature-last --seed --max-tokens --stop "

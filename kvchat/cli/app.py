@@ -1,31 +1,23 @@
 """The commands, and how a line of arguments becomes a call of one.
 
-A command is a function in a module of its own, listed in `COMMANDS`; a group of commands is a Typer
-in `GROUPS`.
+A command is a function in a module of the same name, listed in `COMMANDS`; a group of commands, in
+`GROUPS`, is a Typer in such a module. Only the one that is named is imported.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
 from kvchat import __version__
 from kvchat.cli import BAD_USAGE, DONE, INTERRUPTED
-from kvchat.cli.ask import ask
-from kvchat.cli.bench import bench
-from kvchat.cli.chat import chat
-from kvchat.cli.chats import chats
-from kvchat.cli.config import config
-from kvchat.cli.doctor import doctor
-from kvchat.cli.models import models
 from kvchat.cli.output import note
-from kvchat.cli.pull import pull
-from kvchat.cli.verify import verify
 
-COMMANDS = (chat, ask, models, pull, bench, verify, doctor)
+COMMANDS = ("chat", "ask", "models", "pull", "bench", "verify", "doctor")
 
-GROUPS = {"chats": chats, "config": config}
+GROUPS = ("chats", "config")
 
 DEFAULT_COMMAND = "chat"
 """What runs when no command is named."""
@@ -35,13 +27,6 @@ _ROOT_FLAGS = ("--help", "-h", "--version")
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """What arguments that cannot be parsed raise; typer exports only this subclass of it."""
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode="markdown",  # the other modes keep a docstring's line breaks
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
 
 def _show_version(wanted: bool) -> None:
     if wanted:
@@ -49,7 +34,6 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     version: Annotated[
         bool,
@@ -62,19 +46,31 @@ def _root(
     """
 
 
-for _command in COMMANDS:
-    app.command()(_command)
-
-for _name, _group in GROUPS.items():
-    app.add_typer(_group, name=_name)
+def _app(wanted: str) -> typer.Typer:
+    """Return the application with the command of this name, or with all if there is none."""
+    app = typer.Typer(
+        add_completion=False,
+        rich_markup_mode="markdown",  # the other modes keep a docstring's line breaks
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    for name in (wanted,) if wanted in COMMANDS + GROUPS else COMMANDS + GROUPS:
+        command = getattr(import_module(f"kvchat.cli.{name}"), name)
+        if name in GROUPS:
+            app.add_typer(command, name=name)
+        else:
+            app.command()(command)
+    return app
 
 
 def invoke(args: list[str]) -> int:
     """Run one command; return the exit status. What the command raises is passed on."""
-    command = typer.main.get_command(app)
+    args = _with_default_command(args)
+    command = typer.main.get_command(_app(args[0]))
     try:
         # Not command.main(): it has its own ideas of how errors and closed pipes end.
-        with command.make_context("kvchat", _with_default_command(args)) as context:
+        with command.make_context("kvchat", args) as context:
             command.invoke(context)
     except typer.Exit as end:
         return end.exit_code
@@ -92,5 +88,4 @@ def invoke(args: list[str]) -> int:
 def _with_default_command(args: list[str]) -> list[str]:
     if args and (not args[0].startswith("-") or args[0] in _ROOT_FLAGS):
         return args
-    known = {command.__name__ for command in COMMANDS}
-    return [DEFAULT_COMMAND, *args] if DEFAULT_COMMAND in known else args or ["--help"]
+    return [DEFAULT_COMMAND, *args]

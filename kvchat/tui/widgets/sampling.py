@@ -204,7 +204,7 @@ class SamplingPanel(Widget):
             )
         yield Input(placeholder="name it, then Enter", compact=True, max_length=32)
         for control in CONTROLS:
-            yield ParamSlider(
+            slider = ParamSlider(
                 control.label,
                 control.scale,
                 getattr(self._params, control.name),
@@ -215,6 +215,8 @@ class SamplingPanel(Widget):
                 glyphs=self._glyphs,
                 id=control.name,
             )
+            slider.one_line = self.one_line
+            yield slider
 
     def on_mount(self) -> None:
         """Show which preset this is."""

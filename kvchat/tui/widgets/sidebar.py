@@ -18,6 +18,8 @@ _GAPS_FROM = 21
 _PANELS_ROOMY_FROM = 31
 _SLIDERS_ROOMY_FROM = 40
 """Rows of the sidebar from which there are gaps, whole panels, and sliders of two lines."""
+_ROWS_BESIDE = 2
+"""Rows of the terminal that header and footer take."""
 
 
 class Sidebar(VerticalScroll, can_focus=False):
@@ -60,6 +62,7 @@ class Sidebar(VerticalScroll, can_focus=False):
 
     def compose(self) -> ComposeResult:
         """From top to bottom."""
+        self._fit(self.app.size.height - _ROWS_BESIDE)  # the first layout is right already
         yield self.sampling
         yield self.cache
         yield self.speed
@@ -70,7 +73,9 @@ class Sidebar(VerticalScroll, can_focus=False):
 
     def on_resize(self, event: events.Resize) -> None:
         """Use the rows there are."""
-        rows = event.size.height
+        self._fit(event.size.height)
+
+    def _fit(self, rows: int) -> None:
         self.set_class(rows < _GAPS_FROM, "-tight")
         self.sampling.one_line = rows < _SLIDERS_ROOMY_FROM
         self.cache.compact = self.speed.compact = rows < _PANELS_ROOMY_FROM
