@@ -83,6 +83,8 @@ class Settings:
     """Whether saved chats have the candidates of each token."""
     keys: Mapping[str, str] = field(default_factory=dict)
     """Keys of the screen program by the id of what they do, such as `chat.stop = "ctrl+x"`."""
+    titles: bool = False
+    """Whether the model gives chats titles in idle time."""
     personas: Mapping[str, Persona] = field(default_factory=dict)
     """Those of the configuration file, by name."""
 

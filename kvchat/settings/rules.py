@@ -132,6 +132,11 @@ RULES: dict[str, Rule] = {
 """By name, in the order in which they are explained."""
 
 PERSONA_RULES: dict[str, Rule] = {
+    "titles": Rule(
+        bool,
+        "After the first reply, let the model write the chat's title while it has nothing else to "
+        "do. Without it a chat is called by its first words.",
+    ),
     "model": RULES["model"],
     "system": RULES["system"],
     "preset": Rule(str, "Name of a sampling preset.", "none", "precise"),

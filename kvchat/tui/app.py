@@ -160,14 +160,17 @@ class KvchatApp(App[None]):
             keeper.note(event)
             self.bridge.put(event)
 
-        first = self._main_screen.chats.first(self._resume)
+        screen = self._main_screen
+        if self._resume is not None:
+            screen.chats.resume(self._resume)
         self.worker = Worker(
             take,
             sampling=settings.sampling,
             overflow=settings.overflow,
             system=settings.system or "",
+            titles=settings.titles,
         )
-        self.worker.submit(Load(settings.model, settings.load_arguments(), conversation=first))
+        screen.submit(Load(settings.model, settings.load_arguments()))
 
     def _tell_about_saving(self, text: str) -> None:
         self.notify(text, title="Saving", severity="warning", timeout=10, markup=False)

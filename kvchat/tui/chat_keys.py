@@ -6,9 +6,24 @@ from textual.binding import Binding
 
 
 def _key(
-    key: str, action: str, description: str, tooltip: str, *, id: str, show: bool = False
+    key: str,
+    action: str,
+    description: str,
+    tooltip: str,
+    *,
+    id: str,
+    show: bool = False,
+    priority: bool = False,
 ) -> Binding:
-    return Binding(key, action, description, id=f"chat.{id}", tooltip=tooltip, show=show)
+    return Binding(
+        key,
+        action,
+        description,
+        id=f"chat.{id}",
+        tooltip=tooltip,
+        show=show,
+        priority=priority,
+    )
 
 
 CHAT_KEYS = (
@@ -33,10 +48,37 @@ CHAT_KEYS = (
     ),
     _key("ctrl+n", "new_chat", "New chat", "Begin another chat", id="new", show=True),
     _key("ctrl+l", "chats", "Chats", "Open, search, rename or delete chats", id="chats", show=True),
+    _key("ctrl+t", "new_tab", "New tab", "Begin another chat beside this one", id="new-tab"),
+    # What scrolls has these two keys too, for scrolling sideways.
+    _key(
+        "ctrl+pagedown,alt+right",
+        "step_tab(1)",
+        "Next tab",
+        "Go to the chat at the right",
+        id="next-tab",
+        priority=True,
+    ),
+    _key(
+        "ctrl+pageup,alt+left",
+        "step_tab(-1)",
+        "Previous tab",
+        "Go to the chat at the left",
+        id="previous-tab",
+        priority=True,
+    ),
+    _key(
+        "ctrl+f4,alt+w",
+        "close_tab",
+        "Close tab",
+        "Close this tab; its chat is kept",
+        id="close-tab",
+    ),
     _key("f5", "edit_system", "System prompt", "Change what the model is told first", id="system"),
     _key("f8", "step", "Step", "Write one token and hold the reply", id="step"),
     _key("ctrl+g", "continue", "Continue", "Let the last reply go on", id="continue"),
-    _key("ctrl+t", "edit_last", "Edit last message", "Change what you said last", id="edit-last"),
+    _key(
+        "f12,alt+e", "edit_last", "Edit last message", "Change what you said last", id="edit-last"
+    ),
     _key(
         "f9", "toggle_thinking", "Thinking on or off", "Where the model has a switch", id="thinking"
     ),

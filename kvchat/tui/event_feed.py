@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kvchat.chat.commands import Command, GetPrice, Load, Open, Switch
+from kvchat.chat.commands import Command, GetPrice, Load, Open
 from kvchat.chat.events import (
     BranchDeleted,
     CacheStatus,
@@ -18,6 +18,7 @@ from kvchat.chat.events import (
     Priced,
     ReplyStarted,
     TextAdded,
+    TitleSuggested,
     TurnFinished,
     WorkerEvent,
 )
@@ -32,12 +33,13 @@ from kvchat.engine.types import (
 from kvchat.models.catalog import better_than, size_text
 from kvchat.models.pull_staging import PullProgress
 from kvchat.settings import Settings
-from kvchat.tui.views import changes, message_view, turn_spans
+from kvchat.tui.views import changes, turn_spans
 from kvchat.tui.widgets.cache_panel import TurnSpan
 
 if TYPE_CHECKING:
     from kvchat.chat.session import ChatSession
     from kvchat.tui.main_screen import MainScreen
+    from kvchat.tui.widgets.chat_pane import ChatPane
 
 SLOW = 0.3
 """Seconds of prefill after which its progress is shown."""
@@ -49,6 +51,9 @@ BAR = 24
 class EventFeed:
     """Takes batches of events and brings the widgets up to date, once a batch.
 
+    What is told between a command's start and its end belongs to the pane of its chat, in view or
+    not; the sidebar shows what the engine does, whichever chat it is for.
+
     Args:
         screen: whose widgets those are.
         stash_budget: host memory the stash may take, for the cache panel.
@@ -57,10 +62,10 @@ class EventFeed:
     def __init__(self, screen: MainScreen, stash_budget: int) -> None:
         self.screen = screen
         self.session: ChatSession | None = None
+        """The worker's, with the chat that a command was about last; None without a model."""
         self.running: Command | None = None
         """The command that is being carried out; None while the worker is idle."""
-        self.turns: dict[str, Turn] = {}
-        """The ledger by reply."""
+        self._working: ChatPane | None = None
         self._stash_budget = stash_budget
         self._pieces: list[tuple[str, bool]] = []
         self._fresh: list[tuple[str, bool]] = []
@@ -91,20 +96,16 @@ class EventFeed:
                     self._tell(event)
         self._flush()
 
-    def show_path(self) -> None:
-        """Show the active path as the tree has it."""
-        if self.session is None:
-            return
-        conversation = self.session.conversation
-        path = conversation.active_path()
-        views = [message_view(self.session, node, self.turns) for node in path]
-        self.screen.transcript.show(views)
+    @property
+    def pane(self) -> ChatPane:
+        """The pane of the chat that a command was about last."""
+        return self._working or self.screen.pane
 
     def _token(self, event: TokenGenerated) -> None:
         fresh, self._fresh = self._fresh, []
         if self._params is not None and event.params != self._params:
             self._flush()
-            self.screen.transcript.mark(changes(self._params, event.params))
+            self.pane.transcript.mark(changes(self._params, event.params))
         self._params = event.params
         self._pieces += fresh
         self._ms.append(event.ms)
@@ -116,7 +117,7 @@ class EventFeed:
         for thinking in (True, False):
             # Reasoning always comes before the answer it leads to.
             if text := "".join(piece for piece, kind in pieces if kind is thinking):
-                self.screen.transcript.add(text, thinking)
+                self.pane.transcript.add(text, thinking)
         if ms:
             self.screen.speed.add_tokens(ms)
 
@@ -131,7 +132,7 @@ class EventFeed:
             case PrefillProgress():
                 self._prefill(event)
             case PrefillFinished():
-                screen.transcript.status(None)
+                self.pane.transcript.status(None)
                 screen.speed.phase("writing")
             case CommandStarted(command=command):
                 self._begin(command)
@@ -142,7 +143,7 @@ class EventFeed:
             case Paused():
                 screen.speed.phase("paused")
                 pause, step = map(screen.app.keymap.first, ("chat.pause", "chat.step"))
-                screen.transcript.status(f"paused · {pause} goes on, {step} takes one token")
+                self.pane.transcript.status(f"paused · {pause} goes on, {step} takes one token")
             case CommandFinished(command=command):
                 self._end(command)
             case CommandFailed(command=command, error=error):
@@ -151,17 +152,22 @@ class EventFeed:
             case ModelLoaded(session=session):
                 self._model_loaded(session)
             case Priced(command=GetPrice(instead_of=None), price=price):
-                screen.prompt.cost = price_text(price)
+                self.pane.prompt.cost = price_text(price)
             case Priced(price=price):
                 screen.messages.show_price(price_text(price))
             case BranchDeleted(deleted=deleted):
+                self.pane.deleted = deleted
                 screen.branch_deleted(deleted)
+            case TitleSuggested(conversation=conversation, title=title):
+                if pane := screen.tabs.of(conversation):
+                    pane.suggested = title
+                    screen.show_tabs()
             case CacheStatus():
                 self._cache(event)
 
     def _phase(self, text: str) -> None:
         self.screen.speed.phase(text)
-        self.screen.transcript.status(text)
+        self.pane.transcript.status(text)
 
     def _progress(self, what: str, done: int, total: int | None) -> None:
         if not total:
@@ -169,7 +175,7 @@ class EventFeed:
             return
         share = done / total
         self.screen.speed.phase(f"{what} {share:.0%}")
-        self.screen.transcript.status(f"{bar(share)} {what} · {share:.0%} of {size_text(total)}")
+        self.pane.transcript.status(f"{bar(share)} {what} · {share:.0%} of {size_text(total)}")
 
     def _prefill(self, event: PrefillProgress) -> None:
         now = time.monotonic()
@@ -180,70 +186,62 @@ class EventFeed:
         elapsed = now - self._reading_since
         if self.writing and elapsed > SLOW and 0 < event.done < event.new:
             left = elapsed / event.done * (event.new - event.done)
-            self.screen.transcript.status(f"{text} · about {left:.0f} s left")
+            self.pane.transcript.status(f"{text} · about {left:.0f} s left")
 
     def _begin(self, command: Command) -> None:
         self.running = command
+        self._working = self.screen.tabs.of(command.conversation) or self.screen.pane
+        if isinstance(command, Open) and self.pane.conversation is not command.conversation:
+            self.pane.open(command.conversation)
         if isinstance(command, Load):
             self._phase(f"loading {command.model}")
         self.screen.commands_changed()
 
     def _end(self, command: Command) -> None:
         self.running = None
-        if isinstance(command, GetPrice):
-            return
-        self.screen.transcript.status(None)
-        self.screen.speed.phase("idle")
-        self.show_path()
-        if isinstance(command, Open | Switch):
-            self.screen.chats.show_found()
-        self.screen.commands_changed()
+        if not isinstance(command, GetPrice):
+            pane = self.pane
+            pane.transcript.status(None)
+            self.screen.speed.phase("idle")
+            pane.show_path()
+            pane.show_found()
+            self.screen.commands_changed()
+        self.screen.tabs.let_go()
 
     def _begin_reply(self, event: ReplyStarted) -> None:
-        if self.session is None:
-            return
-        conversation = self.session.conversation
+        pane = self.pane
         self._params = None
-        path = conversation.path_to(event.reply_id)
-        views = [message_view(self.session, node, self.turns) for node in path]
-        self.screen.transcript.show(views[:-1])
+        views = pane.views(pane.conversation.path_to(event.reply_id))
+        pane.transcript.show(views[:-1])
         reply = replace(views[-1], text=event.text, thinking=event.thinking)
-        self.screen.transcript.begin_reply(reply)
+        pane.transcript.begin_reply(reply)
 
     def _end_reply(self, turn: Turn) -> None:
-        if self.session is None:
-            return
-        self.turns[turn.reply_id] = turn
-        conversation = self.session.conversation
-        node = conversation.node(turn.reply_id)
-        self.screen.transcript.end_reply(message_view(self.session, node, self.turns))
+        pane = self.pane
+        pane.turns[turn.reply_id] = turn
+        pane.unread = pane is not self.screen.pane
+        [view] = pane.views([pane.conversation.node(turn.reply_id)])
+        pane.transcript.end_reply(view)
         self.screen.cache.update_turn(turn)
 
     def _model_loaded(self, session: ChatSession) -> None:
-        self.session = session
-        turns = self.screen.chats.shown(session.conversation)
-        if turns is not None:
-            self.turns = {turn.reply_id: turn for turn in turns}
-            self.screen.cache.update_turn(turns[-1] if turns else None)
-        llm = session.llm
-        self.screen.header.show_model(
-            llm.name,
-            llm.weights,
-            llm.device,
-            f"context {llm.engine.max_seq_len:,}",
-        )
-        self.screen.sampling.set_defaults(llm.defaults)
-        self.screen.sampling.params = session.params
-        self.screen.prompt.past = [
-            node.content for node in session.conversation.active_path() if node.role == "user"
-        ]
-        self.show_path()
-        if self._fetched and llm.name == self.screen.app.settings.model == Settings().model:
+        before, self.session = self.session, session
+        llm, screen = session.llm, self.screen
+        screen.cache.update_turn(self.pane.last_turn)
+        if before is not None and before.llm is llm:
+            return
+        for pane in screen.tabs.panes:
+            pane.use_model(llm)
+        facts = (llm.weights, llm.device, f"context {llm.engine.max_seq_len:,}")
+        screen.header.show_model(llm.name, *facts)
+        screen.sampling.set_defaults(llm.defaults)
+        screen.sampling.params = session.params
+        if self._fetched and llm.name == screen.app.settings.model == Settings().model:
             text = f"{better_than(llm.name)} F4 lists all."
-            self.screen.notify(text, title="A first model", timeout=15, markup=False)
+            screen.notify(text, title="A first model", timeout=15, markup=False)
         self._fetched = False
         if llm.template.is_default:
-            self.screen.notify(
+            screen.notify(
                 "This model has no chat template of its own; a common one is used.",
                 title=llm.name,
                 markup=False,

@@ -32,9 +32,8 @@ from kvchat.chat.commands import (
     SetThinking,
     Switch,
 )
-from kvchat.chat.conversation import Deleted
+from kvchat.chat.conversation import Conversation, Deleted
 from kvchat.chat.events import WorkerEvent
-from kvchat.chat.nodes import Node
 from kvchat.engine.errors import ContextOverflowError, KvchatError
 from kvchat.models.catalog import find, for_language
 from kvchat.models.languages import language_of
@@ -48,7 +47,9 @@ from kvchat.tui.modals.help import HelpScreen, key_groups
 from kvchat.tui.modals.model_picker import ModelChoice, ModelPicker
 from kvchat.tui.modals.overflow import OverflowQuestion
 from kvchat.tui.modals.system_editor import SystemEditor
+from kvchat.tui.tabs import Tabs
 from kvchat.tui.widgets.cache_panel import CachePanel
+from kvchat.tui.widgets.chat_pane import ChatPane
 from kvchat.tui.widgets.header import ChatHeader
 from kvchat.tui.widgets.message_area import MessageArea
 from kvchat.tui.widgets.prompt import PromptArea
@@ -57,6 +58,7 @@ from kvchat.tui.widgets.sampling import SamplingPanel
 from kvchat.tui.widgets.sidebar import Sidebar
 from kvchat.tui.widgets.slider import ParamSlider
 from kvchat.tui.widgets.speed_panel import SpeedPanel
+from kvchat.tui.widgets.tab_row import TabRow
 from kvchat.tui.widgets.transcript import Transcript
 
 if TYPE_CHECKING:
@@ -75,16 +77,15 @@ TOO_SMALL = "kvchat needs a terminal of at least 60 × 20 cells. Make this one l
 
 
 class MainScreen(Screen[None]):
-    """The chat."""
+    """The chats, one in view."""
 
+    AUTO_FOCUS = "PromptArea"
     BINDING_GROUP_TITLE = "Chat"
     BINDINGS: ClassVar[list[BindingType]] = [*CHAT_KEYS]
 
     app: getters.app[KvchatApp]
     header = getters.query_one(ChatHeader)
-    transcript = getters.query_one(Transcript)
-    prompt = getters.query_one(PromptArea)
-    queue = getters.query_one(QueuedMessages)
+    tab_row = getters.query_one(TabRow)
     sidebar = getters.query_one(Sidebar)
     sampling = getters.query_one(SamplingPanel)
     cache = getters.query_one(CachePanel)
@@ -98,25 +99,48 @@ class MainScreen(Screen[None]):
         self.feed = EventFeed(self, stash_budget)
         self.messages = MessageActions(self)
         self.chats = Chats(self)
+        self.tabs = Tabs(self, self.new_pane(self.new_conversation()))
         self._offered_picker = False
-        self._deleted: Deleted | None = None
         self._price: GetPrice | None = None
 
     def compose(self) -> ComposeResult:
         """Header, conversation and prompt; the sidebar at their right."""
         yield ChatHeader()
+        yield TabRow()
         with Horizontal(id="main"):
             with Vertical(id="chat"):
-                yield Transcript([(self.app.keymap.first(name), what) for name, what in HINTS])
-                yield QueuedMessages()
-                yield PromptArea()
+                yield self.pane
             yield Sidebar(glyphs=UNICODE if self.app.speaks_unicode else ASCII)
         yield Static(TOO_SMALL, id="too-small", markup=False)
         yield Footer(compact=True, show_command_palette=False)
 
-    def on_mount(self) -> None:
-        """One can type at once."""
-        self.prompt.focus()
+    @property
+    def pane(self) -> ChatPane:
+        """The chat in view."""
+        return self.tabs.pane
+
+    @property
+    def transcript(self) -> Transcript:
+        """The messages in view."""
+        return self.pane.transcript
+
+    @property
+    def prompt(self) -> PromptArea:
+        """The prompt in view."""
+        return self.pane.prompt
+
+    @property
+    def queue(self) -> QueuedMessages:
+        """What waits to be sent in the chat in view."""
+        return self.pane.queue
+
+    def new_conversation(self) -> Conversation:
+        """Return a chat in which nothing has been said."""
+        return Conversation(system=self.app.settings.system or "")
+
+    def new_pane(self, conversation: Conversation) -> ChatPane:
+        """Return what shows a chat."""
+        return ChatPane(conversation, [(self.app.keymap.first(name), what) for name, what in HINTS])
 
     def handle_events(self, events: list[WorkerEvent]) -> None:
         """Show what the worker tells."""
@@ -126,8 +150,8 @@ class MainScreen(Screen[None]):
     # What the feed reports back
 
     def commands_changed(self) -> None:
-        """The worker began or ended something."""
-        self.busy = self.feed.writing
+        """The worker began or ended something, or another chat is in view."""
+        self.busy = self.feed.writing and self.feed.pane is self.pane
         self._show_queue()
 
     def command_failed(self, command: Command, error: KvchatError) -> None:
@@ -139,16 +163,16 @@ class MainScreen(Screen[None]):
         if may_ask and isinstance(error, ContextOverflowError) and error.can_drop:
             self._ask_overflow(command, error)
             return
-        if text and not self.prompt.message:
-            self.prompt.message = text
+        prompt = self.feed.pane.prompt
+        if text and not prompt.message:
+            prompt.message = text
         if self.feed.session is None:
             key = self.app.keymap.first("chat.model")
-            self.transcript.status(f"no model is loaded · {key} chooses one")
+            self.feed.pane.transcript.status(f"no model is loaded · {key} chooses one")
         self.notify(str(error), severity="error", timeout=10, markup=False)
 
     def branch_deleted(self, deleted: Deleted) -> None:
-        """Remember it, so that it can be undone."""
-        self._deleted = deleted
+        """Tell how it can be undone."""
         count = len(deleted.nodes)
         what = f"{count} messages" if count > 1 else "the message"
         key = self.app.keymap.first("chat.undo-delete")
@@ -188,7 +212,8 @@ class MainScreen(Screen[None]):
         if self.feed.writing:
             self._count_tokens(event.text)
         else:
-            self._price = GetPrice(expand(event.text, Path.cwd()).text)
+            text = expand(event.text, Path.cwd()).text
+            self._price = GetPrice(text, conversation=self.pane.conversation)
             worker.submit(self._price)
 
     @work(thread=True, exclusive=True, group="count", exit_on_error=False)
@@ -229,10 +254,8 @@ class MainScreen(Screen[None]):
 
     def action_stop(self) -> None:
         """Stop the reply and keep what came; when there is none, go to the prompt."""
-        if self.app.worker is not None and self.feed.writing:
-            self.app.worker.cancel()
-            if self.paused:
-                self.action_pause()
+        if self.busy:
+            self.stop_reply()
         else:
             self.prompt.focus()
 
@@ -246,16 +269,16 @@ class MainScreen(Screen[None]):
 
     def action_edit_last(self) -> None:
         """Edit the last message of the user's."""
-        for node in reversed(self._path()):
+        for node in reversed(self.pane.conversation.active_path()):
             if node.role == "user":
                 self.messages.act(node.id, "edit")
                 return
 
     def action_undo_delete(self) -> None:
         """Put back what was deleted last."""
-        if self._deleted is not None:
-            self.submit(Restore(self._deleted))
-            self._deleted = None
+        if self.pane.deleted is not None:
+            self.submit(Restore(self.pane.deleted))
+            self.pane.deleted = None
 
     def action_pause(self) -> None:
         """Hold the reply after its next token, or let it go on."""
@@ -289,6 +312,18 @@ class MainScreen(Screen[None]):
         """Begin another chat."""
         self.chats.new()
 
+    def action_new_tab(self) -> None:
+        """Begin another chat in a tab of its own."""
+        self.tabs.open(self.new_conversation())
+
+    def action_close_tab(self) -> None:
+        """Close the tab in view; the chat is kept."""
+        self.tabs.close(self.pane)
+
+    def action_step_tab(self, by: int) -> None:
+        """Go to the next tab or the one before."""
+        self.tabs.step(by)
+
     @work
     async def action_chats(self) -> None:
         """Go to another chat."""
@@ -298,7 +333,7 @@ class MainScreen(Screen[None]):
     async def action_branches(self) -> None:
         """Go to another branch of the conversation."""
         if self.feed.session is not None:
-            tree = BranchTree(self.feed.session.conversation)
+            tree = BranchTree(self.pane.conversation)
             if node_id := await self.app.push_screen_wait(tree):
                 self.submit(Switch(node_id))
 
@@ -307,7 +342,7 @@ class MainScreen(Screen[None]):
         """Change the system prompt."""
         if self.feed.session is None:
             return
-        editor = SystemEditor(self.feed.session.conversation.system)
+        editor = SystemEditor(self.pane.conversation.system)
         text = await self.app.push_screen_wait(editor)
         if text is not None:
             self.submit(SetSystem(text))
@@ -338,24 +373,36 @@ class MainScreen(Screen[None]):
         if action == "stop":
             return True if self.busy or self.focused is not self.prompt else None
         if action in ("regenerate", "continue", "edit_last"):
-            return None if self.busy or not self._path() else True
+            return None if self.busy or not self.pane.conversation.nodes else True
+        if action in ("step_tab", "close_tab"):
+            return True if len(self.tabs.panes) > 1 else None
         return True
 
     # The parts of all that
 
     def submit(self, command: Command) -> None:
-        """Put a command on the worker's queue."""
+        """Put a command on the worker's queue; it is about the chat in view unless it says else."""
         if self.app.worker is None:
             return
+        if command.conversation is None:
+            command = replace(command, conversation=self.pane.conversation)
         self.app.worker.submit(command)
         self._show_queue()
+
+    def stop_reply(self) -> None:
+        """End what is carried out, in view or not; the next one is not paused."""
+        if self.app.worker is not None:
+            self.app.worker.cancel()
+            if self.paused:
+                self.action_pause()
 
     @property
     def _first_slider(self) -> ParamSlider:
         return self.sampling.query(ParamSlider).first()
 
-    def _path(self) -> list[Node]:
-        return self.feed.session.conversation.active_path() if self.feed.session else []
+    def show_tabs(self) -> None:
+        """Show what the open chats are called and what goes on in them."""
+        self.tab_row.show(self.tabs.views(), id(self.pane))
 
     def _model_name(self) -> str | None:
         return self.feed.session.llm.name if self.feed.session else None
@@ -397,6 +444,21 @@ class MainScreen(Screen[None]):
         return next(sends, None)
 
     def _show_queue(self) -> None:
-        waiting = self.app.worker.queued if self.app.worker else ()
-        sends = [Queued(c.id, c.text) for c in waiting if isinstance(c, Send)]
-        self.call_later(self.queue.show_messages, sends)
+        self.tabs.show_queues()
+        self.show_tabs()
+
+    # Tabs
+
+    @on(TabRow.Chosen)
+    def _go_to_tab(self, event: TabRow.Chosen) -> None:
+        if pane := self.tabs.with_key(event.key):
+            self.tabs.go_to(pane)
+
+    @on(TabRow.CloseRequested)
+    def _close_tab(self, event: TabRow.CloseRequested) -> None:
+        if pane := self.tabs.with_key(event.key):
+            self.tabs.close(pane)
+
+    @on(TabRow.NewRequested)
+    def _open_tab(self) -> None:
+        self.action_new_tab()

@@ -74,10 +74,7 @@ class MessageActions:
             self.screen.notify("There is no code in this message.", timeout=2)
 
     async def _edit(self, node_id: str) -> None:
-        session = self.screen.feed.session
-        if session is None:
-            return
-        node = session.conversation.node(node_id)
+        node = self.screen.pane.conversation.node(node_id)
         editor = TextEditor(node.content, note=_EDIT_NOTES[node.role])
         self._edited = (editor, node_id) if node.role == "user" else None
         text = await self.screen.app.push_screen_wait(editor)
@@ -86,10 +83,7 @@ class MessageActions:
             self.screen.submit(Edit(node_id, text))
 
     def _go_to_sibling(self, node_id: str, step: int) -> None:
-        session = self.screen.feed.session
-        if session is None:
-            return
-        conversation = session.conversation
+        conversation = self.screen.pane.conversation
         index, count = conversation.siblings(node_id)
         if 0 <= index + step < count:
             among = conversation.children[conversation.node(node_id).parent]

@@ -13,12 +13,23 @@ from kvchat.tui.widgets.cache_panel import TurnSpan
 from kvchat.tui.widgets.message_block import Mark, MessageView
 
 if TYPE_CHECKING:
-    from kvchat.chat.session import ChatSession
+    from kvchat.models.load import LanguageModel
 
 
-def message_view(session: ChatSession, node: Node, turns: Mapping[str, Turn]) -> MessageView:
-    """Return what the transcript shows of a message."""
-    conversation = session.conversation
+def message_view(
+    conversation: Conversation,
+    node: Node,
+    turns: Mapping[str, Turn],
+    llm: LanguageModel | None = None,
+) -> MessageView:
+    """Return what the transcript shows of a message.
+
+    Args:
+        conversation: where the message is.
+        node: the message.
+        turns: what replies cost.
+        llm: the model, if one is loaded: its tokenizer finds where settings were changed.
+    """
     reply, turn = node.reply, turns.get(node.id)
     return MessageView(
         node_id=node.id,
@@ -30,11 +41,11 @@ def message_view(session: ChatSession, node: Node, turns: Mapping[str, Turn]) ->
         siblings=conversation.siblings(node.id),
         ledger=turn.line() if turn else "",
         dropped=node.id in conversation.dropped,
-        marks=tuple(_marks(session, node)),
+        marks=tuple(_marks(conversation, node, llm)) if llm else (),
     )
 
 
-def _marks(session: ChatSession, node: Node) -> Iterator[Mark]:
+def _marks(conversation: Conversation, node: Node, llm: LanguageModel) -> Iterator[Mark]:
     """Yield where the settings changed while a reply was written.
 
     The record knows the token; which character that is, only reading the tokens again tells.
@@ -44,10 +55,13 @@ def _marks(session: ChatSession, node: Node) -> Iterator[Mark]:
         return
     before = dict(zip((at for at, _ in reply.params[1:]), reply.params, strict=False))
     after = dict(reply.params[1:])
-    stream = session.llm.tokenizer.stream_decoder(continues=True)
-    ids = session.conversation.context_ids(node.id)
+    from kvchat.chat.prompt import PromptBuilder  # there since the model is
+
+    stream = llm.tokenizer.stream_decoder(continues=True)
+    ids = conversation.context_ids(node.id)
     said = len(reply.token_ids) + (reply.stop_id is not None)
-    splitter = session.prompts.thinking_splitter(ids[: len(ids) - said])
+    prompts = PromptBuilder(conversation, llm.tokenizer, llm.template)
+    splitter = prompts.thinking_splitter(ids[: len(ids) - said])
     thought = answered = 0
     for index, token_id in enumerate(reply.token_ids):
         if index in after:

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 from helpers import wait_until
+from running_chat import chat, dictate
 from textual import events
 from textual.command import CommandPalette
-from textual.pilot import Pilot
-from tiny_chat import DictatedSampler, tiny_llm
 
 from kvchat.chat.events import Paused, WorkerEvent
 from kvchat.chat.keeper import LAST
@@ -21,7 +17,6 @@ from kvchat.chat.store_search import Hit
 from kvchat.chat.worker import STATUS_EVERY
 from kvchat.engine.errors import KvchatError
 from kvchat.models import load as load_module
-from kvchat.models.load import LanguageModel
 from kvchat.models.pull_staging import PullProgress
 from kvchat.settings import Settings
 from kvchat.tui.app import KvchatApp
@@ -33,75 +28,7 @@ from kvchat.tui.modals.text_editor import TextEditor
 from kvchat.tui.views import message_view, turn_spans
 from kvchat.tui.widgets.transcript import Transcript
 
-
-@pytest.fixture(autouse=True)
-def _own_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    for name in ("CONFIG", "DATA", "CACHE"):
-        monkeypatch.setenv(f"KVCHAT_{name}_DIR", str(tmp_path / name.lower()))
-
-
-@pytest.fixture
-def llm(monkeypatch: pytest.MonkeyPatch) -> Iterator[LanguageModel]:
-    model = tiny_llm(ctx=400)
-    monkeypatch.setattr(load_module, "load", lambda *_, **__: model)
-    yield model
-
-
-def dictate(llm: LanguageModel, *replies: str) -> None:
-    sampler = llm.engine.sampler
-    assert isinstance(sampler, DictatedSampler)
-    for reply in replies:
-        sampler.dictated += [*llm.tokenizer.encode(reply), llm.tokenizer.eos_token_id or 0]
-
-
-class Chat:
-    """A running app, and what a user sees and does."""
-
-    def __init__(self, app: KvchatApp, pilot: Pilot[None]) -> None:
-        self.app = app
-        self.pilot = pilot
-
-    @property
-    def screen(self) -> MainScreen:
-        return self.app._main_screen
-
-    @property
-    def said(self) -> list[tuple[str, str]]:
-        session = self.screen.feed.session
-        assert session is not None
-        return [(n.role, n.content) for n in session.conversation.active_path()]
-
-    async def until(self, predicate: Any) -> None:
-        await wait_until(self.pilot, predicate)
-
-    async def idle(self) -> None:
-        worker = self.app.worker
-        assert worker is not None
-        await self.until(lambda: not worker.busy and self.screen.feed.running is None)
-
-    async def say(self, text: str) -> None:
-        count = len(self.said)
-        await self.type(text)
-        await self.until(lambda: len(self.said) == count + 2)
-        await self.idle()
-
-    async def type(self, text: str) -> None:
-        self.screen.prompt.focus()
-        self.screen.prompt.message = text
-        await self.pilot.press("enter")
-
-
-@asynccontextmanager
-async def chat(
-    size: tuple[int, int] = (120, 36), resume: str | None = None, **flags: Any
-) -> AsyncIterator[Chat]:
-    settings, problems = Settings.load({"max_tokens": 60, **flags})
-    app = KvchatApp(settings, problems, resume=resume)
-    async with app.run_test(size=size) as pilot:
-        running = Chat(app, pilot)
-        await running.until(lambda: running.screen.feed.session is not None)
-        await running.idle()
-        yield running
+pytestmark = pytest.mark.usefixtures("own_folders")
 
 
 async def test_a_reply_that_is_ahead_of_the_screen_is_shown_once(llm, monkeypatch):
@@ -123,9 +50,9 @@ async def test_a_message_is_answered_and_stands_in_the_transcript(llm):
         await c.say("Hi")
         assert c.said == [("user", "Hi"), ("assistant", "Hello there.")]
         assert c.screen.prompt.message == ""
-        node = c.screen.feed.session.conversation.active_path()[-1]
+        node = c.screen.pane.conversation.active_path()[-1]
         assert c.screen.transcript.copy_text(node.id) == "Hello there."
-        assert c.screen.feed.turns[node.id].decoded == len("Hello there.")
+        assert c.screen.pane.turns[node.id].decoded == len("Hello there.")
 
 
 async def test_enter_does_not_overtake_letters_of_the_same_burst(llm):
@@ -181,8 +108,8 @@ async def test_a_branch_from_an_earlier_reply(llm):
             ("user", "c"),
             ("assistant", "Three."),
         ]
-        assert c.screen.feed.session.conversation.siblings(
-            c.screen.feed.session.conversation.active_path()[2].id
+        assert c.screen.pane.conversation.siblings(
+            c.screen.pane.conversation.active_path()[2].id
         ) == (1, 2)
 
 
@@ -191,7 +118,7 @@ async def test_a_second_turn_reuses_the_first(llm):
     async with chat() as c:
         await c.say("a")
         await c.say("b")
-        turn = list(c.screen.feed.turns.values())[-1]
+        turn = list(c.screen.pane.turns.values())[-1]
         assert turn.reused > turn.new
 
 
@@ -245,7 +172,7 @@ async def test_editing_a_message_answers_it_anew(llm):
     dictate(llm, "First.", "Second.")
     async with chat() as c:
         await c.say("Hi")
-        await c.pilot.press("ctrl+t")
+        await c.pilot.press("f12")
         await c.until(lambda: isinstance(c.app.screen, TextEditor))
         await c.pilot.press("!")
         c.app.screen.dismiss("Hi!")
@@ -257,7 +184,7 @@ async def test_saving_does_not_overtake_letters_of_the_same_burst(llm):
     dictate(llm, "First.", "Second.")
     async with chat() as c:
         await c.say("Hi")
-        await c.pilot.press("ctrl+t")
+        await c.pilot.press("f12")
         await c.until(lambda: isinstance(c.app.screen, TextEditor))
         for key in ("a", "b", "ctrl+s"):
             c.app.post_message(events.Key(key, key if len(key) == 1 else None))
@@ -277,11 +204,11 @@ async def test_a_slider_acts_on_the_next_token_and_leaves_a_mark(llm):
         await c.until(lambda: c.app.worker.params.temperature > 0)
         c.app.worker.resume()
         await c.idle()
-        node = c.screen.feed.session.conversation.active_path()[-1]
+        node = c.screen.pane.conversation.active_path()[-1]
         temperatures = [params.temperature for _, params in node.reply.params]
         assert len(temperatures) == 2
         assert temperatures[0] == 0 < temperatures[1]
-        [mark] = message_view(c.screen.feed.session, node, {}).marks
+        [mark] = message_view(c.screen.pane.conversation, node, {}, llm).marks
         assert mark.offset == node.reply.params[1][0]  # one character a token
         assert mark.text.startswith("temperature 0 → ")
 
@@ -359,7 +286,7 @@ async def test_a_chat_is_kept_and_found_again(llm):
         await c.pilot.press("enter")
         await c.until(lambda: c.said[-1:] == [("assistant", "The otter sleeps.")])
         await c.idle()
-        assert len(c.screen.feed.turns) == 1
+        assert len(c.screen.pane.turns) == 1
         await c.say("Go on")
         assert c.said[-1] == ("assistant", "Third.")
 
@@ -370,7 +297,7 @@ async def test_a_message_that_was_found_is_gone_to(llm, another):
     dictate(llm, "The otter sleeps.", "Second.")
     async with chat(max_tokens=20) as c:
         await c.say("Tell me of an animal")
-        otter = c.screen.feed.session.conversation.active_path()[-1].id
+        otter = c.screen.pane.conversation.active_path()[-1].id
         await c.say(filler)
         assert c.screen.transcript.scroll_y > 0
         if another:
@@ -391,9 +318,9 @@ async def test_the_last_chat_goes_on_after_a_restart(llm):
     dictate(llm, "First.", "Second.")
     async with chat() as c:
         await c.say("Hi")
-        before = c.screen.feed.session.conversation
+        before = c.screen.pane.conversation
     async with chat(resume=LAST) as c:
-        after = c.screen.feed.session.conversation
+        after = c.screen.pane.conversation
         assert after is not before
         assert c.said == [("user", "Hi"), ("assistant", "First.")]
         assert after.context_ids(after.active_path()[-1].id) == before.context_ids(
@@ -443,8 +370,7 @@ async def test_an_overflow_is_asked_about_and_the_text_comes_back(llm):
         await c.until(lambda: len(c.said) == 4)
         await c.idle()
         assert c.said[-1][1] == "Second."
-        session = c.screen.feed.session
-        conversation = session.conversation
+        conversation = c.screen.pane.conversation
         spans = turn_spans(conversation, conversation.active_path())
         last = conversation.active_path()[-1]
         assert sum(span.tokens for span in spans) == len(conversation.context_ids(last.id))
@@ -460,7 +386,7 @@ async def test_a_full_context_can_be_used_to_its_end(llm):
         c.app.screen.dismiss("stop")
         await c.until(lambda: len(c.said) == 4)
         await c.idle()
-        assert not c.screen.feed.session.conversation.dropped
+        assert not c.screen.pane.conversation.dropped
 
 
 async def test_what_is_being_fetched_has_a_bar(llm):

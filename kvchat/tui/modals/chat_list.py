@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from textual import on, work
 from textual.app import ComposeResult
@@ -17,6 +17,7 @@ from textual.widgets.option_list import Option
 from kvchat.chat.plain_text import one_line
 from kvchat.chat.store import ChatSummary, Store
 from kvchat.chat.store_search import Hit
+from kvchat.chat.tags import has_tags, split_search, tags_in
 from kvchat.engine.errors import KvchatError
 from kvchat.tui.modals.dialog import Dialog
 
@@ -30,6 +31,15 @@ class ChatChoice:
 
     chat_id: str
     node_id: str | None = None
+    beside: bool = False
+    """It goes into a tab of its own."""
+
+
+Field = Literal["title", "tags"]
+_ASKED: dict[Field, str] = {
+    "title": "The new title; Enter keeps it.",
+    "tags": "Its tags, with spaces between them; Enter keeps them.",
+}
 
 
 class ChatList(Dialog[ChatChoice]):
@@ -37,17 +47,24 @@ class ChatList(Dialog[ChatChoice]):
 
     Args:
         store: where the chats are.
-        current: the open chat, which cannot be deleted here.
+        current: the chat in view.
+        open_ids: all chats that are open, which cannot be deleted here.
+        renamed: gets the id and the title of a chat that was given one.
         now: the time, for dates that read like "today".
     """
 
     TITLE = "Chats"
-    HINT = "Enter open · F2 rename · F3 duplicate · F4 pin · Del delete · F10 undo"
+    HINT = (
+        "Enter open · Ctrl+T in a new tab · #tag finds tags\n"
+        "F2 rename · F3 duplicate · F4 pin · F5 tags · Del delete · F10 undo"
+    )
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("down", "into_list", "List", show=False),
         Binding("f2", "rename", "Rename", id="chats.rename", priority=True),
         Binding("f3", "duplicate", "Duplicate", id="chats.duplicate", priority=True),
         Binding("f4", "pin", "Pin", id="chats.pin", priority=True),
+        Binding("f5", "edit_tags", "Tags", id="chats.tags", priority=True),
+        Binding("ctrl+t", "open_beside", "Open in a new tab", id="chats.new-tab", priority=True),
         Binding("delete", "delete", "Delete", id="chats.delete"),
         Binding("f10", "undo", "Undo delete", id="chats.undo", priority=True),
     ]
@@ -64,20 +81,25 @@ class ChatList(Dialog[ChatChoice]):
         self,
         store: Store,
         current: str | None = None,
+        open_ids: Collection[str] = (),
         *,
+        renamed: Callable[[str, str], None] = lambda chat_id, title: None,
         now: Callable[[], datetime] = lambda: datetime.now().astimezone(),
     ) -> None:
         super().__init__()
         self._store = store
         self._current = current
+        self._open_ids = open_ids
+        self._tell_renamed = renamed
         self._now = now
         self._rows: list[ChatSummary | Hit] = []
         self._deleted: list[str] = []
-        self._renaming: str | None = None
+        self._editing: tuple[Field, str] | None = None
+        """What of which chat stands in the line above the list."""
 
     def compose_body(self) -> ComposeResult:
         """Yield the search line, the list, and a line for a word about it."""
-        yield Input(placeholder="Search titles and messages", compact=True)
+        yield Input(placeholder="Search titles, #tags and messages", compact=True)
         yield OptionList(markup=False)
         yield Static("", classes="chat-list--word", markup=False)
 
@@ -88,16 +110,24 @@ class ChatList(Dialog[ChatChoice]):
 
     @on(Input.Changed)
     def _typed(self, event: Input.Changed) -> None:
-        if self._renaming is None:
+        if self._editing is None:
             self._find(event.value.strip())
 
     @on(Input.Submitted)
     def _submitted(self, event: Input.Submitted) -> None:
-        if self._renaming is not None:
-            self._change(lambda: self._store.rename(self._renaming or "", event.value.strip()))
-            self._end_renaming()
-        elif self._rows:
-            self._choose(self.query_one(OptionList).highlighted or 0)
+        match self._editing:
+            case ("title", chat_id):
+                self._rename(chat_id, event.value.strip())
+                self._end_editing()
+            case ("tags", chat_id):
+                self._change(lambda: self._store.tag(chat_id, tags_in(event.value)))
+                self._end_editing()
+            case None:
+                self._open_highlighted()
+
+    def _open_highlighted(self, *, beside: bool = False) -> None:
+        if self._rows:
+            self._choose(self.query_one(OptionList).highlighted or 0, beside=beside)
 
     @on(OptionList.OptionSelected)
     def _selected(self, event: OptionList.OptionSelected) -> None:
@@ -106,10 +136,14 @@ class ChatList(Dialog[ChatChoice]):
     @work(thread=True, exclusive=True, group="find", exit_on_error=False)
     def _find(self, text: str) -> None:
         """Look up on another thread: the screen never waits for the disk."""
+        words, tags = split_search(text)
         try:
-            rows: list[ChatSummary | Hit] = [*self._store.chats(text)[:MOST]]
-            if text:
-                rows += self._store.search(text)
+            tagged = [chat for chat in self._store.chats() if has_tags(chat.tags, tags)]
+            ids = {chat.id for chat in tagged}
+            chats = [c for c in self._store.chats(words) if c.id in ids] if words else tagged
+            rows: list[ChatSummary | Hit] = [*chats[:MOST]]
+            if words:
+                rows += [hit for hit in self._store.search(words) if hit.chat_id in ids]
         except KvchatError as error:
             self.app.call_from_thread(self._say, str(error))
         else:
@@ -131,10 +165,12 @@ class ChatList(Dialog[ChatChoice]):
             for start, end in row.marks:
                 text = text.stylize("bold underline", start, end)
             return Content.assemble(f"  {one_line(row.title)[:24]} · ", text)
-        marks = "● " if row.id == self._current else "★ " if row.pinned else "  "
-        tags = "".join(f" #{tag}" for tag in row.tags)
-        facts = f"{self._when(row.changed)} · {row.messages} messages"
-        return Content(f"{marks}{one_line(row.title) or 'Untitled'}{tags}  ·  {facts}")
+        place = "● " if row.id == self._current else "○ " if row.id in self._open_ids else "  "
+        pin = "★ " if row.pinned else ""
+        tags = "".join(f" #{one_line(tag)}" for tag in row.tags)
+        facts = f"  ·  {self._when(row.changed)} · {row.messages} messages"
+        title = one_line(row.title) or "Untitled"
+        return Content.assemble(place, pin, title, (tags, "$text-accent"), (facts, "$text-muted"))
 
     def _when(self, time: datetime) -> str:
         days = (self._now().date() - time.date()).days
@@ -142,12 +178,16 @@ class ChatList(Dialog[ChatChoice]):
             return f"today {time:%H:%M}"
         return "yesterday" if days == 1 else f"{time:%Y-%m-%d}"
 
-    def _choose(self, index: int) -> None:
+    def _choose(self, index: int, *, beside: bool = False) -> None:
         row = self._rows[index]
         if isinstance(row, Hit):
-            self.dismiss(ChatChoice(row.chat_id, row.node_id))
+            self.dismiss(ChatChoice(row.chat_id, row.node_id, beside))
         else:
-            self.dismiss(ChatChoice(row.id))
+            self.dismiss(ChatChoice(row.id, beside=beside))
+
+    def action_open_beside(self) -> None:
+        """Open the chat in a tab of its own."""
+        self._open_highlighted(beside=True)
 
     def action_into_list(self) -> None:
         """Move down from the search line."""
@@ -155,13 +195,13 @@ class ChatList(Dialog[ChatChoice]):
 
     def action_rename(self) -> None:
         """Give the chat another title, in the line above."""
-        chat = self._highlighted
-        if chat is not None:
-            self._renaming = chat.id
-            line = self.query_one(Input)
-            line.value = chat.title
-            line.focus()
-            self._say("The new title; Enter keeps it.")
+        if (chat := self._highlighted) is not None:
+            self._edit("title", chat.id, chat.title)
+
+    def action_edit_tags(self) -> None:
+        """Give the chat other tags, in the line above."""
+        if (chat := self._highlighted) is not None:
+            self._edit("tags", chat.id, "".join(f"#{tag} " for tag in chat.tags))
 
     def action_duplicate(self) -> None:
         """Make a copy of the chat."""
@@ -178,8 +218,8 @@ class ChatList(Dialog[ChatChoice]):
         chat = self._highlighted
         if chat is None:
             return
-        if chat.id == self._current:
-            self._say("This chat is open. Begin another one before you delete it.")
+        if chat.id == self._current or chat.id in self._open_ids:
+            self._say("This chat is open. Close its tab before you delete it.")
             return
         self._deleted.append(chat.id)
         self._change(lambda: self._store.delete(chat.id))
@@ -191,9 +231,9 @@ class ChatList(Dialog[ChatChoice]):
             self._change(lambda: self._store.restore(chat_id))
 
     def action_cancel(self) -> None:
-        """Leave, or leave the title as it was."""
-        if self._renaming is not None:
-            self._end_renaming()
+        """Leave, or leave what was being changed as it was."""
+        if self._editing is not None:
+            self._end_editing()
         else:
             self.dismiss(None)
 
@@ -203,10 +243,21 @@ class ChatList(Dialog[ChatChoice]):
         row = self._rows[index] if index is not None and index < len(self._rows) else None
         return row if isinstance(row, ChatSummary) else None
 
-    def _end_renaming(self) -> None:
-        self._renaming = None
+    def _edit(self, field: Field, chat_id: str, text: str) -> None:
+        self._editing = field, chat_id
+        line = self.query_one(Input)
+        line.value = text
+        line.focus()
+        self._say(_ASKED[field])
+
+    def _end_editing(self) -> None:
+        self._editing = None
         self.query_one(Input).value = ""
         self._find("")
+
+    def _rename(self, chat_id: str, title: str) -> None:
+        self._change(lambda: self._store.rename(chat_id, title))
+        self._tell_renamed(chat_id, title)
 
     def _change(self, change: Callable[[], object]) -> None:
         try:
@@ -214,7 +265,7 @@ class ChatList(Dialog[ChatChoice]):
         except KvchatError as error:
             self._say(str(error))
         else:
-            self._find("" if self._renaming else self.query_one(Input).value.strip())
+            self._find("" if self._editing else self.query_one(Input).value.strip())
 
     def _say(self, text: str) -> None:
         self.query_one(".chat-list--word", Static).update(text)
