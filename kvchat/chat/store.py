@@ -171,10 +171,7 @@ class Store:
         if not text.strip():
             return []
         rows = self._read(lambda db: find_rows(db, text, limit, chat_id))
-        return [
-            Hit(found, node_id, title, role, *excerpt(from_text(content), text), from_time(when))
-            for found, node_id, title, role, content, when in rows
-        ]
+        return [_hit(row, text) for row in rows]
 
     def keeping(self) -> dict[str, bool | None]:
         """Return whether each chat's cache is kept, see `Conversation.keep_cache`.
@@ -348,6 +345,16 @@ class Store:
 
     def _set(self, chat_id: str, column: str, value: object) -> None:
         self._write(lambda db: store_writes.set_column(db, chat_id, column, value))
+
+
+def _hit(row: Sequence[Any], query: str) -> Hit:
+    chat_id, node_id, title, role, created, content, thinking = row
+    shown, marks = excerpt(from_text(content), query)
+    thought = excerpt(from_text(thinking or ""), query) if not marks else ("", ())
+    if thought[1]:
+        shown, marks = thought
+    when = from_time(created)
+    return Hit(chat_id, node_id, from_text(title), role, shown, marks, when, bool(thought[1]))
 
 
 def _summary(row: Sequence[Any]) -> ChatSummary:

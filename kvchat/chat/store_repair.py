@@ -131,8 +131,10 @@ def _recover(damaged: Path, db: sqlite3.Connection, fresh: bytes) -> None:
     )
     for orphans in _ORPHANS:
         db.execute(orphans)
-    for row, content in db.execute("SELECT row, content FROM nodes").fetchall():
-        index(db, row, from_text(content))
+    for row, content, thinking in db.execute(
+        "SELECT row, content, thinking FROM nodes LEFT JOIN replies ON node = row"
+    ).fetchall():
+        index(db, row, from_text(content), thinking and from_text(thinking))
 
 
 def _restore_schema(damaged: Path, fresh: bytes) -> None:

@@ -108,7 +108,7 @@ def save_node(
             (to_text(node.content), node.edited, row),
         )
     if not node.running:
-        index(db, row, node.content)
+        index(db, row, node.content, reply.thinking if reply else None)
     if reply is not None:
         _save_reply(db, row, saved, reply, candidates)
 

@@ -9,6 +9,8 @@ from contextlib import closing
 from pathlib import Path
 
 from kvchat.chat.store_errors import StoreError
+from kvchat.chat.store_rows import from_text
+from kvchat.chat.store_search import terms
 
 APPLICATION_ID = 0x6B766368  # "kvch"
 
@@ -94,8 +96,17 @@ MIGRATIONS: tuple[str, ...] = (
     """
     ALTER TABLE chats ADD COLUMN keep_cache INTEGER;  -- NULL is as the settings say
     """,
+    """
+    DELETE FROM search WHERE rowid IN (SELECT node FROM replies WHERE thinking != '');
+    INSERT INTO search (rowid, terms)       -- of replies, what they thought can be found too
+        SELECT row, terms(content, thinking) FROM nodes JOIN replies ON node = row
+        WHERE thinking != '' AND finish_reason IS NOT NULL;
+    """,
 )
-"""Step n makes a database of version n one of version n + 1; nothing at all is version 0."""
+"""Step n makes a database of version n one of version n + 1; nothing at all is version 0.
+
+They may use `terms(content, thinking)`, which is what the index is given for a message.
+"""
 
 
 def refuse_newer(path: Path, known: int = len(MIGRATIONS)) -> None:
@@ -132,6 +143,9 @@ def prepare(
             f"{path} is a database of another program. Move it away, or set KVCHAT_DATA_DIR."
         )
     copy = _copy(connection, path, version) if version else None
+    connection.create_function(
+        "terms", 2, lambda *texts: terms(*map(from_text, texts)), deterministic=True
+    )
     connection.execute("BEGIN IMMEDIATE")
     try:
         # Another instance may have been quicker.

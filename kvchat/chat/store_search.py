@@ -12,6 +12,7 @@ import sqlite3
 import unicodedata
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from kvchat.chat.plain_text import printable
 
@@ -22,6 +23,9 @@ _UNSPACED = (
 )
 _RUN = re.compile(f"[{_UNSPACED}]+")
 _TERM = re.compile(f'"([^"]*)"|([{_UNSPACED}]+)|([^\\s"{_UNSPACED}]+)')
+
+_BORDER = "\ue000"
+"""A word of no language, so that no phrase reaches from what was said into what was thought."""
 
 _EXCERPT = 160
 _LEAD = 48
@@ -41,11 +45,14 @@ class Hit:
     marks: tuple[tuple[int, int], ...]
     """Where in the excerpt the matches are: start and end."""
     when: datetime
+    in_thinking: bool = False
+    """Whether the excerpt is of what a reply thought, not of what it said."""
 
 
-def terms(text: str) -> str:
-    """Return what the index is given for a text."""
-    return _RUN.sub(_pairs, _folded(text))
+def terms(content: str, thinking: str = "") -> str:
+    """Return what the index is given for a message."""
+    texts = [_RUN.sub(_pairs, _folded(text)) for text in (content, thinking) if text]
+    return f" {_BORDER} ".join(texts)
 
 
 def expression(query: str) -> str | None:
@@ -68,16 +75,18 @@ def expression(query: str) -> str | None:
     )
 
 
-def index(db: sqlite3.Connection, row: int, content: str) -> None:
+def index(db: sqlite3.Connection, row: int, content: str, thinking: str | None) -> None:
     """Put a message into the index, in the place of what it was before."""
     db.execute("DELETE FROM search WHERE rowid = ?", (row,))
-    db.execute("INSERT INTO search (rowid, terms) VALUES (?, ?)", (row, terms(content)))
+    db.execute(
+        "INSERT INTO search (rowid, terms) VALUES (?, ?)", (row, terms(content, thinking or ""))
+    )
 
 
 def find_rows(
     db: sqlite3.Connection, query: str, limit: int, chat_id: str | None
-) -> list[tuple[str, str, str, str, str, str]]:
-    """Return chat, message, title, role, content and time of what matches, newest first.
+) -> list[tuple[Any, ...]]:
+    """Return chat, message, title, role, time, content and thinking of what matches, newest first.
 
     A query without words or letters, such as "→", is looked for in the texts themselves.
     """
@@ -87,11 +96,13 @@ def find_rows(
         condition, value = "search MATCH ?", match
     else:
         escaped = re.sub(r"([\\%_])", r"\\\1", _storable(query.strip()))
-        source, condition, value = "nodes", r"content LIKE ? ESCAPE '\'", f"%{escaped}%"
+        source, value = "nodes", f"%{escaped}%"
+        condition = r"content || ' ' || coalesce(thinking, '') LIKE ? ESCAPE '\'"
     newest = "search.rowid" if match is not None else "nodes.row"
     return db.execute(
         "SELECT chats.id, nodes.id, CASE title WHEN '' THEN opening ELSE title END, role, "
-        f"content, created FROM {source} JOIN chats ON chats.id = nodes.chat "
+        f"created, content, thinking FROM {source} JOIN chats ON chats.id = nodes.chat "
+        "LEFT JOIN replies ON replies.node = nodes.row "
         f"WHERE {condition} AND chats.deleted IS NULL AND (? IS NULL OR nodes.chat = ?) "
         f"ORDER BY {newest} DESC LIMIT ?",
         (value, chat_id, chat_id, limit),

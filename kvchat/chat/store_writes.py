@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import time
+from itertools import count
 
 from kvchat.chat.changes import Changes
 from kvchat.chat.nodes import Reply
@@ -20,6 +22,9 @@ from kvchat.chat.store_rows import (
     to_time,
 )
 from kvchat.chat.store_search import index
+
+
+_COPY = re.compile(r" \(copy(?: \d+)?\)$")
 
 
 def write_changes(db: sqlite3.Connection, changes: Changes, *, candidates: bool = True) -> None:
@@ -78,9 +83,10 @@ def settle(db: sqlite3.Connection, chat_id: str) -> None:
         "WHERE chat = ? AND finish_reason IS NULL",
         (chat_id,),
     ).fetchall():
-        reply = load_replies(db, "nodes.row = ?", row).get(row)
-        save_end(db, row, reply or Reply(finish_reason="interrupted"))
-        index(db, row, from_text(content))
+        reply = load_replies(db, "nodes.row = ?", row).get(row) or Reply()
+        reply.finish_reason = reply.finish_reason or "interrupted"
+        save_end(db, row, reply)
+        index(db, row, from_text(content), reply.thinking)
 
 
 def settle_abandoned(db: sqlite3.Connection) -> None:
@@ -101,7 +107,7 @@ def purge(db: sqlite3.Connection, before: float) -> None:
 
 
 def duplicate(db: sqlite3.Connection, chat_id: str, copy_id: str) -> None:
-    """Copy a chat with all that belongs to it.
+    """Copy a chat with all that belongs to it; its title says that it is a copy.
 
     Raises:
         NoSuchChatError: there is none of this id.
@@ -113,6 +119,7 @@ def duplicate(db: sqlite3.Connection, chat_id: str, copy_id: str) -> None:
     )
     if not made.rowcount:
         raise NoSuchChatError(chat_id)
+    set_column(db, copy_id, "title", to_text(_copy_title(db, chat_id)))
     for table in ("nodes", "turns"):
         own = _columns(
             db, table, without={"row", "id", "chat"} if table == "turns" else {"row", "chat"}
@@ -133,6 +140,17 @@ def duplicate(db: sqlite3.Connection, chat_id: str, copy_id: str) -> None:
             f"INSERT INTO {table} ({key}, {own}) SELECT ?, {own} FROM {table} WHERE {key} = ?",
             [(new, old) for old, new in pairs],
         )
+
+
+def _copy_title(db: sqlite3.Connection, chat_id: str) -> str:
+    """Return a title that no other chat has; a copy of a copy is counted with its siblings."""
+    (named,) = db.execute(
+        "SELECT CASE title WHEN '' THEN opening ELSE title END FROM chats WHERE id = ?", (chat_id,)
+    ).fetchone()
+    name = _COPY.sub("", from_text(named))
+    titles = (f"{name} (copy{f' {n}' if n > 1 else ''})" for n in count(1))
+    taken = "SELECT 1 FROM chats WHERE title = ? AND deleted IS NULL"
+    return next(t for t in titles if not db.execute(taken, (to_text(t),)).fetchone())
 
 
 def _columns(db: sqlite3.Connection, table: str, without: set[str]) -> str:

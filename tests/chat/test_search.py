@@ -180,3 +180,26 @@ def test_excerpts_mark_the_matches(content: str, query: str, marked: list[str]) 
     shown, marks = excerpt(content, query)
     assert [shown[start:end] for start, end in marks] == marked
     assert not {"\n", "\r", "\x1b"} & set(shown)
+
+
+def test_what_a_reply_thought_is_found(tmp_path: Path) -> None:
+    store = Store(tmp_path / "chats.db")
+    chat = Conversation(title="Walks \ud800")
+    node = chat.start_reply(chat.add_user("where").id)
+    chat.add_text(node.id, "A park, 公园里 → maybe", thinking=True)
+    chat.add_text(node.id, "Home.")
+    tracker = Tracker(chat)
+    store.write(tracker.changes())
+    assert store.search("park") == []  # while it is written
+    chat.finish_reply(node.id, "stop")
+    store.write(tracker.changes())
+    for query in ("park", "公园", "→", "home park"):
+        assert [hit.node_id for hit in store.search(query)] == [node.id]
+    hit = store.search("park")[0]
+    assert hit.in_thinking and hit.title == "Walks \ud800"
+    assert [hit.excerpt[start:end] for start, end in hit.marks] == ["park"]
+    (hit,) = store.search("home")
+    assert not hit.in_thinking and hit.excerpt == "Home."
+    assert store.search('"home a"') == []
+    copy = store.duplicate(chat.id)
+    assert {hit.chat_id for hit in store.search("park")} == {chat.id, copy}

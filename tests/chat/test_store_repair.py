@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 from chat.store_helpers import image, say
 
+from kvchat.chat.changes import Tracker
 from kvchat.chat.conversation import Conversation
 from kvchat.chat.store import Store
 from kvchat.chat.store_rows import LOST
+from kvchat.chat.store_schema import MIGRATIONS, prepare
+from kvchat.chat.store_writes import write_changes
 from kvchat.engine.errors import KvchatError
 
 CHATS = 40
@@ -87,6 +90,33 @@ def test_pages_that_are_destroyed_cost_what_was_on_them(tmp_path: Path, sound) -
         assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
         assert db.execute("PRAGMA foreign_key_check").fetchall() == []
     assert store.search("words")
+    store.close()
+
+
+@pytest.mark.parametrize("migrated", [False, True])
+@pytest.mark.parametrize("lost", ["first page", "another page"])
+def test_a_damaged_database_of_an_older_version(tmp_path: Path, lost: str, migrated: bool) -> None:
+    store = Store(tmp_path / "chats.db", tell=lambda _: None)
+    images = {}
+    with closing(sqlite3.connect(store.path, isolation_level=None)) as db:
+        prepare(db, store.path, MIGRATIONS[:1])
+        for n in range(CHATS):
+            chat = Conversation(id=f"chat{n}", title=f"title {n}")
+            say(chat, f"message {n} " + "words " * 100, list(range(40)))
+            write_changes(db, Tracker(chat).changes())
+            images[chat.id] = image(chat)
+    if migrated:
+        store.chats()
+        store.close()
+    data = store.path.read_bytes()
+    at = 0 if lost == "first page" else data.index(b"message 20 ") // 4096 * 4096
+    size = 4096 if at else 100
+    store.path.write_bytes(data[:at] + bytes(size) + data[at + size :])
+    use(store)
+    assert len(store.chats()) >= CHATS
+    assert sum(chat.title.startswith("title") for chat in store.chats()) >= CHATS - 1
+    assert intact(store, images) >= CHATS - 8
+    assert len(store.search("words", limit=1000)) >= CHATS - 8
     store.close()
 
 

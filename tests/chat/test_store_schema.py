@@ -50,6 +50,26 @@ def test_an_older_database_is_migrated_and_a_copy_kept(tmp_path: Path) -> None:
     assert copy.stat().st_mode & 0o077 == 0
 
 
+def test_the_thinking_in_older_chats_is_found_after_the_migration(tmp_path: Path) -> None:
+    path, told = tmp_path / "chats.db", []
+    store, chat = Store(path), Conversation()
+    node = chat.start_reply(chat.add_user("where").id)
+    chat.add_text(node.id, "a park \ud800", thinking=True)
+    chat.add_text(node.id, "home")
+    chat.finish_reply(node.id, "stop")
+    store.save(chat)
+    store.close()
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("UPDATE search SET terms = 'home' WHERE terms LIKE '%home%'")
+        db.execute("PRAGMA user_version = 2")
+        db.commit()
+    store = Store(path, tell=told.append)
+    assert [hit.node_id for hit in store.search("park")] == [node.id]
+    assert [hit.node_id for hit in store.search("home")] == [node.id]
+    assert len(told) == 1 and "version-2" in told[0]
+    assert image(store.load(chat.id)) == image(chat)
+
+
 def test_a_migration_that_fails_changes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "chats.db"
     chat = fill(path)
