@@ -58,6 +58,7 @@ class Keeper:
         Raises:
             KvchatError: it cannot be read.
         """
+        self._saver.flush()  # it may have been closed here a moment ago
         try:
             conversation = self._saver.open(chat_id)
         except ChatInUseError as error:

@@ -240,7 +240,7 @@ def test_a_duplicate_is_the_same_chat_and_goes_its_own_way(store: Store) -> None
     tracker = Tracker(chat)
     store.write(tracker.changes([turn(first.id)]))
     copy = store.duplicate(chat.id)
-    assert image(store.load(copy)) == image(chat) | {"id": copy}
+    assert image(store.load(copy)) == image(chat) | {"id": copy, "title": "x (copy)"}
     assert store.ledger(copy) == store.ledger(chat.id)
     assert len(store.search("one")) == 2
     chat.delete(first.id)
@@ -249,6 +249,20 @@ def test_a_duplicate_is_the_same_chat_and_goes_its_own_way(store: Store) -> None
     assert first.id not in store.load(chat.id).nodes
     with pytest.raises(NoSuchChatError):
         store.duplicate("nothing")
+
+
+def test_duplicates_are_told_apart_by_their_titles(store: Store) -> None:
+    chat = Conversation()
+    say(chat, "one", [1])
+    store.save(chat)
+    first = store.duplicate(chat.id)
+    store.duplicate(chat.id)
+    store.duplicate(first)
+    titles = {each.title for each in store.chats()}
+    assert titles == {"one", "one (copy)", "one (copy 2)", "one (copy 3)"}
+    store.delete(first)
+    store.duplicate(chat.id)
+    assert len(titles & {each.title for each in store.chats()}) == 4
 
 
 def test_the_ledger_and_where_replies_came_from(store: Store) -> None:
