@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvchat.chat.chat_files import read_file, write_chats, write_file
 from kvchat.chat.plain_text import one_line
 from kvchat.cli import FAILED
-from kvchat.cli.chat_files import read_file, write_chats, write_file
 from kvchat.cli.output import Output, note
 from kvchat.engine.errors import KvchatError, SettingError
 
