@@ -2,74 +2,25 @@
 
 from __future__ import annotations
 
-import os
-import random
-import signal
 import sqlite3
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from chat.saver_desk import Desk
 from chat.store_helpers import image, say
 from chat.tiny_chat import GREEDY, tiny_llm, tiny_session
 
 from kvchat.chat.commands import Continue, Edit, Open, Regenerate, Send, SetSystem, Truncate
 from kvchat.chat.conversation import Conversation
-from kvchat.chat.events import CommandFailed, CommandFinished, ModelLoaded, WorkerEvent
-from kvchat.chat.saver import Saver
+from kvchat.chat.saver import INTERVAL
 from kvchat.chat.session import ChatSession
 from kvchat.chat.store import Store
 from kvchat.chat.store_errors import ChatInUseError
-from kvchat.chat.worker import Worker
-from kvchat.engine.types import TokenGenerated
 
 resource = pytest.importorskip("resource", reason="limits of a process, which POSIX has")
-
-
-class Desk:
-    """A worker with a model on its table, whose events a saver gets."""
-
-    def __init__(self, store: Store, conversation: Conversation | None = None) -> None:
-        self.told: list[str] = []
-        self.saver = Saver(store, self.told.append, interval=0.0, retry=0.05)
-        self.failed: list[CommandFailed] = []
-        self.on_token: Callable[[], None] = lambda: None
-        self._done = threading.Event()
-        self.worker = Worker(self._note)
-        self.session = ChatSession(tiny_llm(), conversation=conversation, params=GREEDY)
-        # What `Load` does once the model's file is read.
-        self.worker._session = self.session
-        self.worker._conversation = self.session.conversation
-        self.saver.note(ModelLoaded(self.session))
-
-    def _note(self, event: WorkerEvent) -> None:
-        self.saver.note(event)
-        if isinstance(event, TokenGenerated):
-            self.on_token()
-        if isinstance(event, CommandFailed):
-            self.failed.append(event)
-        if isinstance(event, CommandFailed | CommandFinished):
-            self._done.set()
-
-    @property
-    def chat(self) -> Conversation:
-        conversation = self.worker._conversation
-        assert conversation is not None
-        return conversation
-
-    def do(self, command) -> None:
-        self._done.clear()
-        self.worker.submit(command)
-        assert self._done.wait(10)
-        assert not self.failed
-
-    def close(self) -> bool:
-        assert self.worker.shutdown(5)
-        return self.saver.close()
 
 
 @pytest.fixture
@@ -135,6 +86,28 @@ def test_a_running_reply_is_on_the_disk_with_its_prompt(store: Store) -> None:
     desk.do(Send("hello"))
     assert seen == list(range(1, 13))
     desk.on_token = lambda: None
+    assert desk.close()
+
+
+def test_of_a_running_reply_no_more_than_a_second_waits(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("kvchat.chat.saver.time", SimpleNamespace(monotonic=lambda: now))
+    desk = Desk(store, interval=INTERVAL)
+    waiting = []
+
+    def a_quarter_of_a_second_later() -> None:
+        nonlocal now
+        now += 0.25
+        assert desk.saver.flush()
+        there = store.load(desk.chat.id).active_path()[-1].reply
+        waiting.append(len(desk.chat.active_path()[-1].reply.token_ids) - len(there.token_ids))
+
+    desk.on_token = a_quarter_of_a_second_later
+    desk.do(Send("hello"))
+    assert max(waiting) == 4
+    assert waiting.count(0) == 2
     assert desk.close()
 
 
@@ -317,82 +290,3 @@ def test_a_damaged_database_is_told_and_open_chats_are_written_anew(store: Store
     assert desk.close()
     assert "damaged" in told[0]
     assert stored(store, desk.chat)
-
-
-STREAM = """
-import sys, time
-from pathlib import Path
-from chat.store_helpers import token
-from kvchat.chat.conversation import Conversation
-from kvchat.chat.events import ReplyStarted
-from kvchat.chat.saver import Saver
-from kvchat.chat.store import Store
-from kvchat.engine.types import PrefillFinished
-
-class Engine:
-    ids = list(range(100))
-class Llm:
-    engine = Engine
-class Session:
-    llm = Llm
-    conversation = Conversation(id="chat")
-
-saver = Saver(Store(Path(sys.argv[1])), interval=0.02)
-saver._session = Session
-from kvchat.chat.changes import Tracker
-saver._tracker = Tracker(Session.conversation)
-chat = Session.conversation
-for turn in range(10**6):
-    node = chat.start_reply(chat.add_user(f"message {turn}").id)
-    saver.note(ReplyStarted(node.id, "", ""))
-    saver.note(PrefillFinished(0, 100, 0, 1.0, 1))
-    for n in range(50):
-        event = token(n)
-        chat.add_text(node.id, event.text)
-        chat.add_token(node.id, event)
-        saver.note(event)
-        print(turn, n, time.monotonic(), flush=True)
-        time.sleep(0.001)
-    chat.finish_reply(node.id, "stop", context_ids=Engine.ids + list(node.reply.token_ids))
-"""
-
-
-def test_killed_at_random_moments(tmp_path: Path) -> None:
-    path = tmp_path / "chats.db"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    chance = random.Random(5)
-    for _ in range(25):
-        for suffix in ("", "-wal", "-shm"):
-            Path(f"{path}{suffix}").unlink(missing_ok=True)
-        child = subprocess.Popen(
-            [sys.executable, "-c", STREAM, str(path)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert child.stdout is not None
-        child.stdout.readline()
-        time.sleep(chance.uniform(0, 0.3))
-        child.send_signal(signal.SIGKILL)
-        printed = [
-            line.split() for line in child.stdout.read().splitlines() if line.count(" ") == 2
-        ]
-        child.wait()
-        store = Store(path)
-        with sqlite3.connect(path) as db:
-            assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-        if not store.chats():
-            assert not printed or float(printed[-1][2]) - float(printed[0][2]) < 1
-            continue
-        store.tidy()
-        store.claim("chat")
-        chat = store.load("chat")
-        last = chat.active_path()[-1]
-        assert last.content == "".join(f"<{n}>" for n in range(len(last.reply.token_ids)))
-        assert last.reply.finish_reason in ("stop", "interrupted")
-        if last.reply.context:
-            assert chat.context_ids(last.id) == [*range(100), *last.reply.token_ids]
-        reached = (len(chat.nodes) // 2 - 1, len(last.reply.token_ids) - 1)
-        lost = [float(when) for turn, n, when in printed if (int(turn), int(n)) > reached]
-        assert not lost or lost[-1] - lost[0] < 1
-        store.close()
