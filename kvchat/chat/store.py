@@ -17,7 +17,6 @@ from kvchat.chat import store_writes
 from kvchat.chat.changes import Changes, Tracker
 from kvchat.chat.conversation import Conversation
 from kvchat.chat.ledger import Turn
-from kvchat.chat.plain_text import one_line
 from kvchat.chat.provenance import Provenance
 from kvchat.chat.store_database import Database
 from kvchat.chat.store_errors import NoSuchChatError, StoreError
@@ -237,9 +236,8 @@ class Store:
         self._set(chat_id, "keep_cache", keep)
 
     def tag(self, chat_id: str, tags: Iterable[str]) -> None:
-        """Replace a chat's tags; a `#` before one is not part of it."""
-        named = {one_line(tag).lstrip("# ") for tag in tags} - {""}
-        self._set(chat_id, "tags", json.dumps(sorted(named)))
+        """Replace a chat's tags."""
+        self._set(chat_id, "tags", json.dumps(sorted(set(tags))))
 
     def delete(self, chat_id: str) -> None:
         """Take a chat off the list; `restore` brings it back within thirty days.

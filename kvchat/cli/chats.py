@@ -13,6 +13,7 @@ import typer
 
 from kvchat.chat.chat_files import read_file, write_chats, write_file
 from kvchat.chat.plain_text import one_line
+from kvchat.chat.tags import tags_in
 from kvchat.cli import FAILED
 from kvchat.cli.output import Output, note
 from kvchat.engine.errors import KvchatError, SettingError
@@ -133,7 +134,7 @@ def tag(
     store = _store()
     chat_id = store.find(id)
     before = {tag for chat in store.chats() if chat.id == chat_id for tag in chat.tags}
-    named = {tag.lstrip("#") for tag in tags}
+    named = set(tags_in(" ".join(tags)))
     store.tag(chat_id, before - named if off else before | named)
 
 

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 from chat.saver_desk import Desk
 from chat.store_helpers import image, say
+from chat.store_threads import watch
 from chat.tiny_chat import GREEDY, tiny_llm, tiny_session
 
 from kvchat.chat.commands import Continue, Edit, Open, Regenerate, Send, SetSystem, Truncate
@@ -65,6 +66,22 @@ def test_everything_a_worker_does_is_saved(store: Store) -> None:
     assert made["template"] == desk.session.llm.template.hash
     assert desk.close()
     assert desk.told == []
+
+
+def test_only_the_savers_thread_touches_the_database(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = watch(monkeypatch)
+    desk = Desk(store)
+    for command in (Send("hello"), Continue(), Send("more"), Regenerate(), SetSystem("x")):
+        desk.do(command)
+    desk.saver.call(store.rename, desk.chat.id, "mine")
+    desk.saver.let_go(desk.chat.id)
+    assert desk.saver.flush()
+    assert seen == {"kvchat-saver"}
+    assert desk.close()
+    store.chats()
+    assert "MainThread" in seen  # so uses are seen
 
 
 def test_a_running_reply_is_on_the_disk_with_its_prompt(store: Store) -> None:
