@@ -123,7 +123,7 @@ def test_help_names_every_command_and_flag(kvchat: Any) -> None:
     flags = "--model --device --dtype --quant --ctx --threads --system --temperature --top-k "
     flags += "--top-p --min-p --repetition-penalty --presence-penalty --frequency-penalty "
     flags += "--penalty-window --penalise-all --temperature-last --seed --max-tokens --stop "
-    flags += "--raw --no-cache --json --stats"
+    flags += "--speculate --raw --no-cache --json --stats"
     shown = kvchat("ask", "--help")
     assert all(flag in shown.out for flag in flags.split())
 
@@ -284,6 +284,30 @@ def test_stats_are_one_line_on_stderr(kvchat: Any, babbler: Path) -> None:
     assert len(ran.err.splitlines()) == 1
     assert "tok/s" in ran.err
     assert "tok/s" not in ran.out
+
+
+@pytest.mark.parametrize("chosen", ["flag", "variable", "file"])
+def test_speculation_tells_what_it_spared_and_changes_no_answer(
+    kvchat: Any, babbler: Path, monkeypatch: pytest.MonkeyPatch, chosen: str
+) -> None:
+    costs = {4: 0.1, 8: 0.2, 16: 0.4}
+    monkeypatch.setattr("kvchat.models.known_costs.measure_pass_costs", lambda *_: costs)
+    asked = ("ab ab", "--raw", "--json", "--stats", "--temperature", 0)
+    asked += ("--repetition-penalty", 1, "--max-tokens", 120)
+    plain = ask(kvchat, babbler, *asked)
+    if chosen == "variable":
+        monkeypatch.setenv("KVCHAT_SPECULATE", "yes")
+    elif chosen == "file":
+        config_file().parent.mkdir(parents=True)
+        config_file().write_text("speculate = true\n")
+    ran = ask(kvchat, babbler, *asked, *(["--speculate"] if chosen == "flag" else []))
+    assert ran.answer == plain.answer
+    done = ran.events[-1]
+    assert 0 < done["accepted"] <= done["proposed"]
+    assert f"{done['accepted']} of {done['proposed']} drafted" in ran.err
+    for without in (["--no-speculate"], ["--speculate", "--no-cache"]):
+        ran = ask(kvchat, babbler, *asked, *without)
+        assert "proposed" not in ran.events[-1] and "drafted" not in ran.err
 
 
 def new_tokens(kvchat: Any, babbler: Path, *args: str) -> int:

@@ -32,6 +32,10 @@ class Turn:
     dropped_turns: int = 0
     """Old turns that were left out because the context was full."""
     seed: int = 0
+    proposed: int = 0
+    """Tokens that speculation drafted and ran."""
+    accepted: int = 0
+    """Drafted tokens that were drawn."""
 
     @property
     def saved_ms(self) -> float | None:
@@ -47,6 +51,8 @@ class Turn:
             parts.append(f"{self.ttft_ms / 1e3:.2f} s to first token")
         if self.decode_tps:
             parts.append(f"{self.decode_tps:.0f} tok/s")
+        if self.proposed:
+            parts.append(f"drafts {self.accepted:,} of {self.proposed:,}")
         if self.saved_ms is not None and self.saved_ms >= 50:
             parts.append(f"saved {self.saved_ms / 1e3:.1f} s")
         if self.dropped_turns:

@@ -293,6 +293,8 @@ class ChatSession:
             divergence=divergence(self.llm.tokenizer, cached, ids),
             dropped_turns=dropped,
             seed=prefilled.seed if prefilled else 0,
+            proposed=finished.stats.proposed,
+            accepted=finished.stats.accepted,
         )
         self.ledger.append(turn)
         yield TurnFinished(turn)

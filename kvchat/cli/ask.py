@@ -89,6 +89,7 @@ def _forget_everything(llm: LanguageModel) -> None:
     from kvchat.engine.naive import NaiveStep
 
     llm.engine.step = NaiveStep(llm.engine)
+    llm.engine.pass_costs = None
 
 
 def _write(events: Iterator[GenerationEvent], writer: _Writer) -> GenerationFinished:
@@ -242,6 +243,7 @@ class _JsonLines:
 
     def _write_done(self, event: GenerationFinished) -> None:
         stats = event.stats
+        drafts = {"proposed": stats.proposed, "accepted": stats.accepted} if stats.proposed else {}
         self._write(
             event="done",
             finish_reason=event.reason,
@@ -251,6 +253,7 @@ class _JsonLines:
             prefill_tps=round(stats.prefill_tps, 2),
             decode_tps=round(stats.decode_tps, 2),
             kv_bytes=stats.kv_bytes,
+            **drafts,
         )
 
     def _write(self, **fields: Any) -> None:
@@ -258,10 +261,11 @@ class _JsonLines:
 
 
 def _in_words(llm: LanguageModel, stats: GenerationStats) -> str:
+    drafts = f", {stats.accepted:,} of {stats.proposed:,} drafted" if stats.proposed else ""
     return (
         f"{stats.new:,} prompt tokens in {stats.prefill_ms:,.0f} ms "
         f"({stats.prefill_tps:,.0f} tok/s), first token after {stats.ttft_ms:,.0f} ms, "
-        f"{stats.completion_tokens:,} tokens at {stats.decode_tps:,.1f} tok/s, "
+        f"{stats.completion_tokens:,} tokens at {stats.decode_tps:,.1f} tok/s{drafts}, "
         f"cache {stats.kv_bytes / 2**20:,.1f} MiB; "
         f"{llm.name}, {llm.weights}, {llm.device}"
     )

@@ -44,6 +44,12 @@ MODEL: Flags = {
 }
 
 CHAT: Flags = {
+    "speculate": _flag(
+        bool,
+        "Model",
+        "Guess repeated text and check several tokens in one step, where that pays.",
+        "--speculate/--no-speculate",
+    ),
     "system": _flag(str, "Model", "System prompt.", metavar="TEXT"),
     "persona": _flag(str, "Model", "A persona of the configuration file.", metavar="NAME"),
 }

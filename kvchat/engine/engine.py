@@ -32,6 +32,7 @@ from kvchat.engine.snapshot import (
     snapshot_bytes,
     write_snapshot,
 )
+from kvchat.engine.speculation import PassCosts
 from kvchat.engine.stash import Stash
 from kvchat.engine.step import DecodeStep, EagerStep
 from kvchat.engine.token_ids import as_ids, common_prefix
@@ -91,6 +92,8 @@ class Engine:
         self.eog_ids = frozenset(eog_ids)
         self.sampler = Sampler(exempt_ids)
         self.step: DecodeStep = EagerStep(model)
+        self.pass_costs: PassCosts | None = None
+        """Lets `generate` run drafts where they pay by these costs; None runs none."""
         self.stash = Stash(stash_budget)
         self.chunk_size = chunk_size or prefill_chunk_size(
             sum(t.numel() for t in model.buffers()), model.device
@@ -222,6 +225,7 @@ class Engine:
                     generator=self._generator,
                     chunk_size=self.chunk_size,
                     restored=restored,
+                    pass_costs=self.pass_costs,
                     check=self._check_cancelled,
                 )
         except GenerationError:

@@ -8,6 +8,7 @@ the ids whose keys and values are cached are known.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -18,6 +19,7 @@ from kvchat.engine.errors import Cancelled
 from kvchat.engine.kv_cache import KVCache
 from kvchat.engine.model import Transformer
 from kvchat.engine.sampling import Draw, Sampler
+from kvchat.engine.speculation import PassCosts, Speculation
 from kvchat.engine.step import DecodeStep
 from kvchat.engine.stop_strings import StopStrings
 from kvchat.engine.types import (
@@ -76,6 +78,58 @@ def decode_one_token(step: DecodeStep, context: Context, token_id: int) -> Tenso
     return logits
 
 
+class Lookahead:
+    """Feeds drawn ids like `decode_one_token`, with a draft behind them where that pays.
+
+    Keys and values of a draft are written behind the cache's length, where nothing counts. An id
+    that was drafted and is then drawn is counted without a pass of its own; a draft that turns out
+    wrong only has to be left there. So the cache holds the ids that were fed, and no draft, at all
+    times.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        step: DecodeStep,
+        context: Context,
+        speculation: Speculation | None,
+    ) -> None:
+        self.speculation = speculation
+        self._model = model
+        self._step = step
+        self._context = context
+        self._ahead: deque[tuple[int, Tensor]] = deque()
+        """Drafted ids not drawn yet, each with the logits that follow it."""
+
+    def decode(self, token_id: int, room: int) -> Tensor:
+        """Feed the id that was drawn last; return the logits (vocab_size,) that follow it.
+
+        At most `room` ids may come after it.
+        """
+        context, speculation = self._context, self.speculation
+        if speculation is None:
+            return decode_one_token(self._step, context, token_id)
+        speculation.append(token_id)
+        if self._ahead and self._ahead[0][0] == token_id:
+            _, logits = self._ahead.popleft()
+            context.cache.advance(1)
+            context.ids.append(token_id)
+            speculation.accepted += 1
+            return logits
+        self._ahead.clear()
+        draft = speculation.draft(min(room, context.cache.max_seq_len - len(context.ids) - 1))
+        if not draft:
+            return decode_one_token(self._step, context, token_id)
+        fed = len(context.ids)
+        input_ids = torch.tensor([[token_id, *draft]], device=self._model.device)
+        rows, _, _ = self._model(input_ids, context.cache, fed, all_logits=True)
+        context.cache.truncate(fed + 1)
+        context.ids.append(token_id)
+        self._ahead.extend(zip(draft, rows[0, 1:], strict=True))
+        following: Tensor = rows[0, 0]
+        return following
+
+
 def generate(
     context: Context,
     ids: Sequence[int],
@@ -89,6 +143,7 @@ def generate(
     generator: torch.Generator,
     chunk_size: int,
     restored: int = 0,
+    pass_costs: PassCosts | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> Iterator[GenerationEvent]:
     """Run what is missing of the prompt `ids`, then decode until something ends the reply.
@@ -105,9 +160,12 @@ def generate(
         generator: source of the draws, seeded here.
         chunk_size: tokens per prefill chunk.
         restored: how many of the held ids came from the stash, for the record.
+        pass_costs: lets drafts be run where they pay by these costs; None runs none.
         check: raises Cancelled when the reply shall end.
     """
-    reply = _Reply(context, list(ids), restored)
+    speculation = Speculation(ids, pass_costs, eog_ids) if pass_costs else None
+    lookahead = Lookahead(model, step, context, speculation)
+    reply = _Reply(context, list(ids), speculation)
     try:
         first = params()
         seed = int(first.seed) if first.seed is not None else generator.seed() % 2**63
@@ -141,7 +199,8 @@ def generate(
                 yield from reply.finish("length", stream.flush())
                 return
             check()
-            logits = decode_one_token(step, context, draw.id)
+            limit = current.max_tokens or context.cache.max_seq_len
+            logits = lookahead.decode(draw.id, limit - reply.count - 1)
     except Cancelled:
         yield from reply.finish("cancelled", stream.flush())
 
@@ -149,10 +208,11 @@ def generate(
 class _Reply:
     """Counts, clocks and held-back events of one reply."""
 
-    def __init__(self, context: Context, ids: list[int], restored: int) -> None:
+    def __init__(self, context: Context, ids: list[int], speculation: Speculation | None) -> None:
         self.context = context
         self.ids = ids
         """Prompt and reply so far, the last id perhaps not yet fed."""
+        self.speculation = speculation
         self.reused = len(context.ids)
         self.new = len(ids) - self.reused
         self.count = 0
@@ -204,6 +264,8 @@ class _Reply:
             ttft_ms=self._ttft_ms,
             decode_ms=max(0.0, total_ms - self._ttft_ms),
             kv_bytes=self.context.cache.nbytes,
+            proposed=self.speculation.proposed if self.speculation else 0,
+            accepted=self.speculation.accepted if self.speculation else 0,
         )
         yield GenerationFinished(reason, text, stop_id, stats)
 

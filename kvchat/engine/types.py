@@ -211,6 +211,10 @@ class GenerationStats:
     """From the first drawn token to the last."""
     kv_bytes: int
     """Bytes allocated for K and V when the reply ended."""
+    proposed: int = 0
+    """Tokens that speculation drafted and ran."""
+    accepted: int = 0
+    """Drafted tokens that were drawn, each of which spared a decode step."""
 
     @property
     def prompt_tokens(self) -> int:

@@ -22,6 +22,7 @@ from kvchat.models import gguf_tokenizer, hf_tokenizer
 from kvchat.models.gguf import GGUFFile
 from kvchat.models.gguf_weights import GGUFWeights
 from kvchat.models.hf import HFWeights, read_json
+from kvchat.models.known_costs import pass_costs
 from kvchat.models.locate import locate, require
 from kvchat.models.pull import PullProgress, pull
 from kvchat.models.template import ChatTemplate, Message
@@ -116,6 +117,7 @@ def load(
     quant: Quant = "auto",
     ctx: int | None = None,
     threads: int | None = None,
+    speculate: bool = False,
     stash_bytes: int = STASH_BUDGET,
     progress: Callable[[LoadProgress | PullProgress], None] | None = None,
 ) -> LanguageModel:
@@ -128,6 +130,9 @@ def load(
         quant: class of the weights of linear layers, see `kvchat.models.weights.Quant`.
         ctx: size of the context in tokens; the model's own by default.
         threads: compute threads on a CPU.
+        speculate: run guesses of the next tokens along where that pays; it changes no token's
+            probability. What a pass costs is measured once for a model on a machine, which takes
+            about a second.
         stash_bytes: host memory for cut-off parts of the cache.
         progress: called as the default model is fetched and as weights are read; an exception
             from it ends the load.
@@ -159,6 +164,9 @@ def load(
         max_seq_len=ctx,
         stash_budget=stash_bytes,
     )
+    if speculate:
+        with memory_is_enough():
+            engine.pass_costs = pass_costs(engine, path, weight_class(model))
     return LanguageModel(
         name=name,
         path=path,

@@ -68,6 +68,8 @@ class Settings:
     """Context length in tokens; None is what the model was made for."""
     threads: int | None = None
     """Compute threads; None measures which count is fastest."""
+    speculate: bool = False
+    """Run guesses of the next tokens along, where that pays."""
     theme: str | None = None
     """A theme's name; None is the application's own."""
     system: str | None = None
@@ -122,6 +124,7 @@ class Settings:
             "quant": self.quant,
             "ctx": self.ctx,
             "threads": self.threads,
+            "speculate": self.speculate,
             "stash_bytes": self.stash_mb * 2**20,
         }
 

@@ -111,6 +111,11 @@ RULES: dict[str, Rule] = {
     ),
     "ctx": Rule(int, "Context length in tokens.", "what the model was made for", 8192, low=1),
     "threads": Rule(int, "Compute threads.", "measured", 4, low=1),
+    "speculate": Rule(
+        bool,
+        "Guess tokens from what was written before, and check several in one step where that pays. "
+        "It changes no token's probability.",
+    ),
     "theme": Rule(str, "Colour theme of the screen.", "kvchat's own", "paper"),
     "system": Rule(
         str, "System prompt of new chats.", "none", "Answer briefly.", can_be_empty=True

@@ -36,6 +36,7 @@ def test_a_turn_in_one_line() -> None:
     assert turn(uncached_ttft_ms=20.0).saved_ms == 0
     assert "saved" not in turn(uncached_ttft_ms=120.0).line()
     assert turn(decoded=0, decode_tps=0.0).line() == "reused 1,200 · new 30"
+    assert "tok/s · drafts 34 of 60 · " in turn(proposed=60, accepted=34).line()
     assert turn(dropped_turns=3).line().endswith("dropped 3 old turns")
 
 

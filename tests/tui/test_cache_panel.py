@@ -84,6 +84,15 @@ async def test_the_whole_panel() -> None:
         ]
 
 
+async def test_drafts_that_were_drawn_are_told() -> None:
+    app = Host()
+    async with app.run_test() as pilot:
+        fill(app.cache)
+        app.cache.update_turn(turn(decoded=2210, proposed=1600, accepted=1340))
+        await pilot.pause()
+        assert app.rows()[10] == "decoded  2,210 (61% from drafts)"
+
+
 async def test_the_compact_panel_leaves_out_no_figure() -> None:
     app = Host()
     async with app.run_test() as pilot:

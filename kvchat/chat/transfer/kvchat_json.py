@@ -38,7 +38,7 @@ import json
 import math
 from array import array
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, fields
+from dataclasses import MISSING, asdict, fields
 from datetime import datetime
 from typing import Any, get_args
 
@@ -274,7 +274,12 @@ def _params(value: object) -> tuple[int, SamplingParams]:
 
 
 def _stats(record: dict[str, Any]) -> GenerationStats:
-    values = {field.name: record.get(field.name) for field in fields(GenerationStats)}
+    # A file of an older version lacks what came later, which has a default.
+    values = {
+        field.name: record.get(field.name)
+        for field in fields(GenerationStats)
+        if field.name in record or field.default is MISSING
+    }
     for name, value in values.items():
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise RecordError(f"'{name}' of the stats must be a number")

@@ -145,11 +145,14 @@ class CachePanel(Widget):
         if turn is None:
             return []
         restored = f" ({turn.restored:,} from stash)" if turn.restored else ""
+        # A stop string may cut off drafted tokens again.
+        drafted = min(turn.accepted / max(turn.decoded, 1), 1.0)
+        drafts = f" ({drafted:.0%} from drafts)" if turn.accepted else ""
         return [
             self._row("LAST TURN", _saved(turn), width, left_style="title", right_style="saved"),
             self._row("reused", f"{turn.reused:,}{restored}", width),
             self._row("new", f"{turn.new:,}", width),
-            self._row("decoded", f"{turn.decoded:,}", width),
+            self._row("decoded", f"{turn.decoded:,}{drafts}", width),
             self._row("first token", _seconds(turn), width),
         ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import struct
+from dataclasses import asdict
 from datetime import datetime
 from math import isnan
 from pathlib import Path
@@ -91,6 +92,16 @@ def change(value: dict[str, Any], path: str, new: Any) -> None:
     for name in parents:
         value = value[int(name) if isinstance(value, list) else name]
     value[last] = new
+
+
+def test_stats_of_an_older_version_lack_what_came_later() -> None:
+    value = record()
+    message = value["messages"][1]
+    stats = message["reply"]["stats"]
+    assert stats.pop("proposed") == stats.pop("accepted") == 0
+    reply = kvchat_json.read(value).node(message["id"]).reply
+    assert reply is not None and reply.stats is not None
+    assert asdict(reply.stats) == {**stats, "proposed": 0, "accepted": 0}
 
 
 @pytest.mark.parametrize(
