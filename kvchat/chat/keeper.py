@@ -58,7 +58,7 @@ class Keeper:
         Raises:
             KvchatError: it cannot be read.
         """
-        self._saver.flush()  # it may have been closed here a moment ago
+        self.flush()  # it may have been closed here a moment ago
         try:
             conversation = self._saver.open(chat_id)
         except ChatInUseError as error:
@@ -66,6 +66,10 @@ class Keeper:
             chat_id = self.store.duplicate(chat_id)
             conversation = self._saver.open(chat_id)
         return conversation, self.store.ledger(chat_id)
+
+    def flush(self) -> bool:
+        """Wait a moment until all is written; False if it is not."""
+        return self._saver.flush()
 
     def let_go(self, chat_id: str) -> None:
         """Close a chat: other programs may write it now."""

@@ -23,7 +23,6 @@ from kvchat.chat.store_rows import (
 )
 from kvchat.chat.store_search import index
 
-
 _COPY = re.compile(r" \(copy(?: \d+)?\)$")
 
 

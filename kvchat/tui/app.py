@@ -196,10 +196,13 @@ class KvchatApp(App[None]):
         return next(screen for screen in self.screen_stack if isinstance(screen, MainScreen))
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
-        """Yield the palette's commands: whatever has a key."""
+        """Yield the palette's commands: whatever has a key, and the presets."""
         main = self._main_screen
         nodes = (("", main), ("Message: ", main.transcript), ("", self))
-        return palette_commands(nodes, self.keymap)
+        yield from palette_commands(nodes, self.keymap)
+        for name in main.sampling.preset_names:
+            use = partial(main.sampling.use_preset, name)
+            yield SystemCommand(f"Preset: {name}", "Move the sliders to it", use)
 
     def _fatal_error(self) -> None:
         """Put the traceback into the log, not on the user's terminal."""

@@ -50,7 +50,7 @@ class Chats:
         from kvchat.tui.modals.chat_list import ChatList
 
         here, *others = [pane.conversation.id for pane in (screen.pane, *screen.tabs.panes)]
-        chats = ChatList(keeper.store, here, others, renamed=self._renamed)
+        chats = ChatList(keeper.store, here, others, renamed=self.renamed)
         choice = await screen.app.push_screen_wait(chats)
         if choice is not None:
             await self._go_to(choice)
@@ -95,7 +95,7 @@ class Chats:
                 keeper.let_go(before)
         self.screen.commands_changed()
 
-    def _renamed(self, chat_id: str, title: str) -> None:
+    def renamed(self, chat_id: str, title: str) -> None:
         """Take over a title that the user has given in the list."""
         if pane := self.screen.tabs.with_id(chat_id):
             pane.conversation.title = title

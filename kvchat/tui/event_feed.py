@@ -236,6 +236,7 @@ class EventFeed:
         screen.header.show_model(llm.name, *facts)
         screen.sampling.set_defaults(llm.defaults)
         screen.sampling.params = session.params
+        screen.personas.model_loaded(llm)
         if self._fetched and llm.name == screen.app.settings.model == Settings().model:
             text = f"{better_than(llm.name)} F4 lists all."
             screen.notify(text, title="A first model", timeout=15, markup=False)

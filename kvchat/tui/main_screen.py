@@ -15,7 +15,6 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
 from textual.reactive import var
-from textual.screen import Screen
 from textual.widgets import Footer, Static
 
 from kvchat.chat.attachments import expand
@@ -32,13 +31,12 @@ from kvchat.chat.commands import (
     SetThinking,
     Switch,
 )
-from kvchat.chat.conversation import Conversation, Deleted
+from kvchat.chat.conversation import Deleted
 from kvchat.chat.events import WorkerEvent
 from kvchat.engine.errors import ContextOverflowError, KvchatError
 from kvchat.models.catalog import find, for_language
 from kvchat.models.languages import language_of
 from kvchat.tui.chat_keys import CHAT_KEYS
-from kvchat.tui.chats import Chats
 from kvchat.tui.event_feed import EventFeed
 from kvchat.tui.glyphs import ASCII, UNICODE
 from kvchat.tui.message_actions import MessageActions
@@ -47,9 +45,8 @@ from kvchat.tui.modals.help import HelpScreen, key_groups
 from kvchat.tui.modals.model_picker import ModelChoice, ModelPicker
 from kvchat.tui.modals.overflow import OverflowQuestion
 from kvchat.tui.modals.system_editor import SystemEditor
-from kvchat.tui.tabs import Tabs
+from kvchat.tui.pane_screen import PaneScreen
 from kvchat.tui.widgets.cache_panel import CachePanel
-from kvchat.tui.widgets.chat_pane import ChatPane
 from kvchat.tui.widgets.header import ChatHeader
 from kvchat.tui.widgets.message_area import MessageArea
 from kvchat.tui.widgets.prompt import PromptArea
@@ -62,30 +59,19 @@ from kvchat.tui.widgets.tab_row import TabRow
 from kvchat.tui.widgets.transcript import Transcript
 
 if TYPE_CHECKING:
-    from kvchat.tui.app import KvchatApp
-
-HINTS = (
-    ("prompt.send", "sends what you write"),
-    ("chat.stop", "stops the reply"),
-    ("chat.sliders", "goes to the sliders"),
-    ("chat.commands", "finds every command"),
-    ("chat.help", "shows all keys"),
-)
-"""Shown, with the keys they are bound to, while there is no message."""
+    pass
 
 TOO_SMALL = "kvchat needs a terminal of at least 60 × 20 cells. Make this one larger."
 
 
-class MainScreen(Screen[None]):
+class MainScreen(PaneScreen):
     """The chats, one in view."""
 
     AUTO_FOCUS = "PromptArea"
     BINDING_GROUP_TITLE = "Chat"
     BINDINGS: ClassVar[list[BindingType]] = [*CHAT_KEYS]
 
-    app: getters.app[KvchatApp]
     header = getters.query_one(ChatHeader)
-    tab_row = getters.query_one(TabRow)
     sidebar = getters.query_one(Sidebar)
     sampling = getters.query_one(SamplingPanel)
     cache = getters.query_one(CachePanel)
@@ -98,8 +84,6 @@ class MainScreen(Screen[None]):
         super().__init__()
         self.feed = EventFeed(self, stash_budget)
         self.messages = MessageActions(self)
-        self.chats = Chats(self)
-        self.tabs = Tabs(self, self.new_pane(self.new_conversation()))
         self._offered_picker = False
         self._price: GetPrice | None = None
 
@@ -113,34 +97,6 @@ class MainScreen(Screen[None]):
             yield Sidebar(glyphs=UNICODE if self.app.speaks_unicode else ASCII)
         yield Static(TOO_SMALL, id="too-small", markup=False)
         yield Footer(compact=True, show_command_palette=False)
-
-    @property
-    def pane(self) -> ChatPane:
-        """The chat in view."""
-        return self.tabs.pane
-
-    @property
-    def transcript(self) -> Transcript:
-        """The messages in view."""
-        return self.pane.transcript
-
-    @property
-    def prompt(self) -> PromptArea:
-        """The prompt in view."""
-        return self.pane.prompt
-
-    @property
-    def queue(self) -> QueuedMessages:
-        """What waits to be sent in the chat in view."""
-        return self.pane.queue
-
-    def new_conversation(self) -> Conversation:
-        """Return a chat in which nothing has been said."""
-        return Conversation(system=self.app.settings.system or "")
-
-    def new_pane(self, conversation: Conversation) -> ChatPane:
-        """Return what shows a chat."""
-        return ChatPane(conversation, [(self.app.keymap.first(name), what) for name, what in HINTS])
 
     def handle_events(self, events: list[WorkerEvent]) -> None:
         """Show what the worker tells."""
@@ -308,27 +264,6 @@ class MainScreen(Screen[None]):
         self.submit(SetThinking(False if off else None))
         self.notify(f"Thinking is {'off' if off else 'on'} from the next reply on.", timeout=4)
 
-    def action_new_chat(self) -> None:
-        """Begin another chat."""
-        self.chats.new()
-
-    def action_new_tab(self) -> None:
-        """Begin another chat in a tab of its own."""
-        self.tabs.open(self.new_conversation())
-
-    def action_close_tab(self) -> None:
-        """Close the tab in view; the chat is kept."""
-        self.tabs.close(self.pane)
-
-    def action_step_tab(self, by: int) -> None:
-        """Go to the next tab or the one before."""
-        self.tabs.step(by)
-
-    @work
-    async def action_chats(self) -> None:
-        """Go to another chat."""
-        await self.chats.choose()
-
     @work
     async def action_branches(self) -> None:
         """Go to another branch of the conversation."""
@@ -374,9 +309,7 @@ class MainScreen(Screen[None]):
             return True if self.busy or self.focused is not self.prompt else None
         if action in ("regenerate", "continue", "edit_last"):
             return None if self.busy or not self.pane.conversation.nodes else True
-        if action in ("step_tab", "close_tab"):
-            return True if len(self.tabs.panes) > 1 else None
-        return True
+        return super().check_action(action, parameters)
 
     # The parts of all that
 
@@ -399,10 +332,6 @@ class MainScreen(Screen[None]):
     @property
     def _first_slider(self) -> ParamSlider:
         return self.sampling.query(ParamSlider).first()
-
-    def show_tabs(self) -> None:
-        """Show what the open chats are called and what goes on in them."""
-        self.tab_row.show(self.tabs.views(), id(self.pane))
 
     def _model_name(self) -> str | None:
         return self.feed.session.llm.name if self.feed.session else None
@@ -446,19 +375,3 @@ class MainScreen(Screen[None]):
     def _show_queue(self) -> None:
         self.tabs.show_queues()
         self.show_tabs()
-
-    # Tabs
-
-    @on(TabRow.Chosen)
-    def _go_to_tab(self, event: TabRow.Chosen) -> None:
-        if pane := self.tabs.with_key(event.key):
-            self.tabs.go_to(pane)
-
-    @on(TabRow.CloseRequested)
-    def _close_tab(self, event: TabRow.CloseRequested) -> None:
-        if pane := self.tabs.with_key(event.key):
-            self.tabs.close(pane)
-
-    @on(TabRow.NewRequested)
-    def _open_tab(self) -> None:
-        self.action_new_tab()

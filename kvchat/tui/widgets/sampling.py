@@ -264,6 +264,25 @@ class SamplingPanel(Widget):
 
     # Presets
 
+    @property
+    def preset(self) -> str:
+        """The name of the preset that the sliders stand at; empty if they are at none."""
+        return self._preset
+
+    @property
+    def preset_names(self) -> list[str]:
+        """The names of all presets."""
+        return [preset.name for preset in self._presets()]
+
+    def use_preset(self, name: str) -> None:
+        """Move the sliders to a preset, and tell."""
+        for preset in self._presets():
+            if preset.name == name:
+                self._preset = name
+                self.params = preset.applied(self._params)
+                self.post_message(self.ParamsChanged(self._params))
+        self._show_menu()
+
     def _presets(self) -> list[Preset]:
         return [models_own(self._defaults), *BUILT_IN, *self._user_presets]
 
@@ -286,7 +305,7 @@ class SamplingPanel(Widget):
         """Show the name of the preset the sliders stand at: the chosen one, or the first."""
         if not self.is_mounted:
             return
-        matching = [preset.name for preset in self._presets() if preset.matches(self._params)]
+        matching = [each.name for each in self._presets() if each.matches(self._params)]
         name = self._preset if self._preset in matching else (matching or [""])[0]
         select = self.query_one(Select)
         with self.prevent(Select.Changed):
@@ -308,12 +327,7 @@ class SamplingPanel(Widget):
             self.post_message(self.PresetForgotten(self._preset))
             self._show_preset()
         else:
-            for preset in self._presets():
-                if preset.name == event.value:
-                    self._preset = preset.name
-                    self.params = preset.applied(self._params)
-                    self.post_message(self.ParamsChanged(self._params))
-            self._show_menu()
+            self.use_preset(str(event.value))
 
     @on(Input.Submitted)
     def _preset_named(self, event: Input.Submitted) -> None:
