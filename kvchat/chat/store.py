@@ -127,13 +127,7 @@ class Store:
             ).fetchall()
         )
         wanted = text.casefold()
-        found = map(_summary, rows)
-        return [
-            chat
-            for chat in found
-            if (not wanted or any(wanted in word.casefold() for word in (chat.title, *chat.tags)))
-            and (tag is None or tag in chat.tags)
-        ]
+        return [_summary(row) for row in rows if _is_wanted(row, wanted, tag)]
 
     def last(self) -> str | None:
         """Return the id of the chat that was changed last; None if there is none."""
@@ -353,6 +347,16 @@ def _hit(row: Sequence[Any], query: str) -> Hit:
         shown, marks = thought
     when = from_time(created)
     return Hit(chat_id, node_id, from_text(title), role, shown, marks, when, bool(thought[1]))
+
+
+def _is_wanted(row: Sequence[Any], text: str, tag: str | None) -> bool:
+    """Whether a chat has a text, given in lower case, in its title or a tag, and has a tag."""
+    if not text and tag is None:
+        return True
+    tags = tags_from(row[6])
+    return (tag is None or tag in tags) and any(
+        text in word.casefold() for word in (from_text(row[1]), *tags)
+    )
 
 
 def _summary(row: Sequence[Any]) -> ChatSummary:

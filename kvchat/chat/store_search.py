@@ -27,6 +27,13 @@ _TERM = re.compile(f'"([^"]*)"|([{_UNSPACED}]+)|([^\\s"{_UNSPACED}]+)')
 _BORDER = "\ue000"
 """A word of no language, so that no phrase reaches from what was said into what was thought."""
 
+_LITERALLY = """
+    nodes.row IN (
+        SELECT row FROM nodes WHERE instr(content, :value)
+        UNION SELECT node FROM replies WHERE instr(thinking, :value)
+    )
+"""
+
 _EXCERPT = 160
 _LEAD = 48
 """Characters of an excerpt, and of those the most before the first match."""
@@ -92,20 +99,20 @@ def find_rows(
     """
     match = expression(query)
     if match is not None:
-        source = "search JOIN nodes ON nodes.row = search.rowid"
-        condition, value = "search MATCH ?", match
+        source, condition, newest = (
+            "search JOIN nodes ON nodes.row = search.rowid",
+            "search MATCH :value",
+            "search.rowid",
+        )
     else:
-        escaped = re.sub(r"([\\%_])", r"\\\1", _storable(query.strip()))
-        source, value = "nodes", f"%{escaped}%"
-        condition = r"content || ' ' || coalesce(thinking, '') LIKE ? ESCAPE '\'"
-    newest = "search.rowid" if match is not None else "nodes.row"
+        source, condition, newest = "nodes", _LITERALLY, "nodes.row"
     return db.execute(
         "SELECT chats.id, nodes.id, CASE title WHEN '' THEN opening ELSE title END, role, "
         f"created, content, thinking FROM {source} JOIN chats ON chats.id = nodes.chat "
         "LEFT JOIN replies ON replies.node = nodes.row "
-        f"WHERE {condition} AND chats.deleted IS NULL AND (? IS NULL OR nodes.chat = ?) "
-        f"ORDER BY {newest} DESC LIMIT ?",
-        (value, chat_id, chat_id, limit),
+        f"WHERE {condition} AND chats.deleted IS NULL AND (:chat IS NULL OR nodes.chat = :chat) "
+        f"ORDER BY {newest} DESC LIMIT :limit",
+        {"value": match or _storable(query.strip()), "chat": chat_id, "limit": limit},
     ).fetchall()
 
 
