@@ -18,6 +18,7 @@ from kvchat.settings import Settings
 if TYPE_CHECKING:
     from kvchat.bench.report import Report
     from kvchat.bench.result import BenchResult
+    from kvchat.bench.speculation import SpeculationReport, SpeculationResult
     from kvchat.bench.ui import UiResult
     from kvchat.bench.ui_report import UiReport
 
@@ -50,13 +51,20 @@ def bench(  # noqa: PLR0917 (the command line passes them all by name)
         dtype=settings.dtype,
         quant=settings.quant,  # type: ignore[arg-type]
         ctx=settings.ctx,
+    speculate: Annotated[
+        bool, typer.Option("--speculate", help="Measure what n-gram speculation brings instead.")
+    ] = False,
         threads=settings.threads,
     )
     given = {name: n for name, n in (("turns", turns), ("repeats", repeats)) if n is not None}
-    result: BenchResult | UiResult
-    report: Report | UiReport
+    result: BenchResult | UiResult | SpeculationResult
+    report: Report | UiReport | SpeculationReport
     try:
-        if ui:
+        if speculate:
+            if ui or compare or turns is not None:
+                raise SettingError("--ui, --compare and --turns have no meaning with --speculate")
+            result, report = _speculation(load, quick, repeats)
+        elif ui:
             if compare or turns is not None:
                 raise SettingError("--compare and --turns have no meaning with --ui")
             result, report = _screen(load, quick, given)
@@ -88,3 +96,14 @@ def _screen(load: LoadSettings, quick: bool, given: dict[str, int]) -> tuple[UiR
 
     result = measure(load, plan, progress=status)
     return result, UiReport(result)
+def _speculation(
+    load: LoadSettings, quick: bool, repeats: int | None
+) -> tuple[SpeculationResult, SpeculationReport]:
+    if repeats is not None and repeats < 1:
+        raise SettingError("repeats must be at least 1")
+    from kvchat.bench.speculation import SpeculationReport, run
+
+    result = run(load, repeats or (1 if quick else 3), progress=status)
+    return result, SpeculationReport(result)
+
+

@@ -18,8 +18,9 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from itertools import takewhile
 
-SIZES = (8, 4, 2)
-"""Lengths of the n-grams that are looked up, longest first: the longer, the surer the guess."""
+SIZES = {16: 0.8, 8: 0.8, 4: 0.5, 2: 0.5}
+"""Lengths of the n-grams that are looked up, longest first, and the share of right guesses that is
+taken for granted before any was seen: the longer, the surer."""
 
 WIDTHS = (4, 8, 16)
 """Tokens in one pass with a draft: the drawn id and up to 3, 7 or 15 guesses.
@@ -29,9 +30,7 @@ Few and fixed, as each has its own cost; quantised kernels take rows by fours.""
 PassCosts = Mapping[int, float]
 """What a forward pass over so many tokens costs, in decode steps of one token."""
 
-_START = 0.5
-"""Share of right guesses taken for granted before any was seen."""
-_WEIGHT = 1 / 16
+_WEIGHT = 1 / 8
 """Of the newest guess in the running share."""
 _GAIN = 1.1
 """Drafts have to promise so much more than a token a step: sampling costs the same either way."""
@@ -42,17 +41,18 @@ class NgramIndex:
 
     def __init__(self, ids: Sequence[int]) -> None:
         self.ids = list(ids)
-        self._after: dict[tuple[int, ...], int] = {}
+        self._after: dict[int, int] = {}
+        """By the hash of an n-gram, which takes less memory; a collision is but a wrong guess."""
         for size in SIZES:
             grams = zip(*(self.ids[offset:] for offset in range(size)), strict=False)
-            self._after.update(zip(grams, range(size, len(self.ids)), strict=False))
+            self._after.update(zip(map(hash, grams), range(size, len(self.ids)), strict=False))
 
     def append(self, token_id: int) -> None:
         """Add the id that follows."""
         end = len(self.ids)
         for size in SIZES:
             if size <= end:
-                self._after[tuple(self.ids[end - size :])] = end
+                self._after[hash(tuple(self.ids[end - size :]))] = end
         self.ids.append(token_id)
 
     def find(self) -> tuple[int, int] | None:
@@ -62,7 +62,7 @@ class NgramIndex:
         `SIZES` as there are. None if there is none.
         """
         for size in SIZES:
-            position = self._after.get(tuple(self.ids[-size:]))
+            position = self._after.get(hash(tuple(self.ids[-size:])))
             if position is not None:
                 return position, size
         return None
@@ -91,7 +91,7 @@ class Speculation:
         self._found: tuple[int, int] | None = None
         self._pass_costs = pass_costs
         self._eog_ids = eog_ids
-        self._right = dict.fromkeys(SIZES, _START)
+        self._right = dict(SIZES)
         """Running share of guesses that were drawn, by the size of what they were found by."""
         self.proposed = 0
         """Drafted ids that were run."""
