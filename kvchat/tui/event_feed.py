@@ -225,11 +225,11 @@ class EventFeed:
         self.screen.cache.update_turn(turn)
 
     def _model_loaded(self, session: ChatSession) -> None:
-        before, self.session = self.session, session
+        self.session = session
         llm, screen = session.llm, self.screen
         screen.cache.update_turn(self.pane.last_turn)
-        if before is not None and before.llm is llm:
-            return
+        if not isinstance(self.running, Load):
+            return  # another chat with the same model
         for pane in screen.tabs.panes:
             pane.use_model(llm)
         facts = (llm.weights, llm.device, f"context {llm.engine.max_seq_len:,}")

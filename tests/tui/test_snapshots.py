@@ -14,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from test_chat_flow import Chat, dictate
+from running_chat import Chat, dictate
 from textual import constants
 from textual.widgets import TextArea, Tree
 from tiny_chat import tiny_llm
