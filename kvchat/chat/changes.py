@@ -95,6 +95,22 @@ class _Known(NamedTuple):
     tokens: int
     covered: int | None
 
+    def holds(self, node: Node) -> bool:
+        """Whether this is all there is of a message, at a glance: a chat may have thousands."""
+        reply = node.reply
+        return (
+            self.content is node.content
+            and self.reply is reply
+            and (
+                reply is None
+                or (
+                    reply.finish_reason is not None
+                    and self.finish_reason == reply.finish_reason
+                    and self.tokens == len(reply.token_ids)
+                )
+            )
+        )
+
 
 class Tracker:
     """Knows what is stored of a conversation, and finds what is not.
@@ -147,6 +163,8 @@ class Tracker:
             known = self._known.get(node.id)
             if known is None:
                 touched.add(node.parent)
+            elif known.holds(node):
+                continue
             if (saved := self._saved(node, known)) is not None:
                 nodes.append(saved)
         for node_id in removed:
