@@ -38,6 +38,9 @@ def bench(  # noqa: PLR0917 (the command line passes them all by name)
         int | None, typer.Option("--repeats", help="Measurements behind each median.")
     ] = None,
     ui: Annotated[bool, typer.Option("--ui", help="Measure the screen program instead.")] = False,
+    speculate: Annotated[
+        bool, typer.Option("--speculate", help="Measure what n-gram speculation brings instead.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead of a table.")
     ] = False,
@@ -51,9 +54,6 @@ def bench(  # noqa: PLR0917 (the command line passes them all by name)
         dtype=settings.dtype,
         quant=settings.quant,  # type: ignore[arg-type]
         ctx=settings.ctx,
-    speculate: Annotated[
-        bool, typer.Option("--speculate", help="Measure what n-gram speculation brings instead.")
-    ] = False,
         threads=settings.threads,
     )
     given = {name: n for name, n in (("turns", turns), ("repeats", repeats)) if n is not None}
@@ -89,13 +89,6 @@ def _chat(
     return result, Report(result)
 
 
-def _screen(load: LoadSettings, quick: bool, given: dict[str, int]) -> tuple[UiResult, UiReport]:
-    plan = replace(UiPlan.quick() if quick else UiPlan(), **given)
-    from kvchat.bench.ui import measure
-    from kvchat.bench.ui_report import UiReport
-
-    result = measure(load, plan, progress=status)
-    return result, UiReport(result)
 def _speculation(
     load: LoadSettings, quick: bool, repeats: int | None
 ) -> tuple[SpeculationResult, SpeculationReport]:
@@ -107,3 +100,10 @@ def _speculation(
     return result, SpeculationReport(result)
 
 
+def _screen(load: LoadSettings, quick: bool, given: dict[str, int]) -> tuple[UiResult, UiReport]:
+    plan = replace(UiPlan.quick() if quick else UiPlan(), **given)
+    from kvchat.bench.ui import measure
+    from kvchat.bench.ui_report import UiReport
+
+    result = measure(load, plan, progress=status)
+    return result, UiReport(result)
