@@ -55,6 +55,17 @@ STREAM = (
 )
 
 
+STORE = (
+    Goal("hand_over_ms_max", "a reply waits for its saving, at most", "≤", 5, "{:.2f} ms"),
+    Goal("saving_share", "a reply takes longer when saved", "≤", 0.02, "{:.1%}"),
+    Goal("saving_cpu_share", "CPU time of saving / a reply's time", "≤", 0.02, "{:.1%}"),
+    Goal("list_ms", "listing the chats", "≤", 100, "{:.0f} ms"),
+    Goal("search_ms_max", "the slowest search", "≤", 200, "{:.0f} ms"),
+    Goal("open_ms", "opening a chat", "≤", 200, "{:.1f} ms"),
+    Goal("start_longer_ms", "a start takes longer than without chats", "≤", 10, "{:.1f} ms"),
+)
+
+
 def speed_kept(threads: int, cores: int) -> Goal:
     """The share of the decoding speed that is left beside the screen."""
     limit = 0.80 if threads >= cores else 0.92 if threads == 1 else 0.95

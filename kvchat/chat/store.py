@@ -264,17 +264,27 @@ class Store:
         Raises:
             ChatInUseError: somebody else is writing it.
         """
-        tracker = Tracker(conversation)
-        tracker.run = run
-        changes = tracker.changes()
-        if changes is None:
-            return
+        self.save_all([conversation], run)
+
+    def save_all(
+        self, conversations: Sequence[Conversation], run: Provenance | None = None
+    ) -> None:
+        """Write whole conversations, all of them or none.
+
+        Raises:
+            ChatInUseError: somebody else is writing one of them.
+        """
 
         def work(db: sqlite3.Connection) -> None:
-            taken = self._leases.take(db, conversation.id)
-            store_writes.write_changes(db, changes, candidates=self.candidates)
-            if taken:
-                self._leases.free(db, conversation.id)
+            for conversation in conversations:
+                tracker = Tracker(conversation)
+                tracker.run = run
+                if (changes := tracker.changes()) is None:
+                    continue
+                taken = self._leases.take(db, changes.chat_id)
+                store_writes.write_changes(db, changes, candidates=self.candidates)
+                if taken:
+                    self._leases.free(db, changes.chat_id)
 
         self._write(work)
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from kvchat.bench.report import Report
     from kvchat.bench.result import BenchResult
     from kvchat.bench.speculation import SpeculationReport, SpeculationResult
+    from kvchat.bench.store import StoreResult
+    from kvchat.bench.store_report import StoreReport
     from kvchat.bench.ui import UiResult
     from kvchat.bench.ui_report import UiReport
 
@@ -38,6 +40,9 @@ def bench(  # noqa: PLR0917 (the command line passes them all by name)
         int | None, typer.Option("--repeats", help="Measurements behind each median.")
     ] = None,
     ui: Annotated[bool, typer.Option("--ui", help="Measure the screen program instead.")] = False,
+    store: Annotated[
+        bool, typer.Option("--store", help="Measure how chats are kept and found instead.")
+    ] = False,
     speculate: Annotated[
         bool, typer.Option("--speculate", help="Measure what n-gram speculation brings instead.")
     ] = False,
@@ -57,8 +62,8 @@ def bench(  # noqa: PLR0917 (the command line passes them all by name)
         threads=settings.threads,
     )
     given = {name: n for name, n in (("turns", turns), ("repeats", repeats)) if n is not None}
-    result: BenchResult | UiResult | SpeculationResult
-    report: Report | UiReport | SpeculationReport
+    result: BenchResult | UiResult | SpeculationResult | StoreResult
+    report: Report | UiReport | SpeculationReport | StoreReport
     try:
         if speculate:
             if ui or compare or turns is not None:
@@ -68,6 +73,10 @@ def bench(  # noqa: PLR0917 (the command line passes them all by name)
             if compare or turns is not None:
                 raise SettingError("--compare and --turns have no meaning with --ui")
             result, report = _screen(load, quick, given)
+        elif store:
+            if compare or turns is not None:
+                raise SettingError("--compare and --turns have no meaning with --store")
+            result, report = _store(load, quick, given)
         else:
             result, report = _chat(load, quick, given, compare or ())
     finally:
@@ -98,6 +107,17 @@ def _speculation(
 
     result = run(load, repeats or (1 if quick else 3), progress=status)
     return result, SpeculationReport(result)
+
+
+def _store(
+    load: LoadSettings, quick: bool, given: dict[str, int]
+) -> tuple[StoreResult, StoreReport]:
+    from kvchat.bench.store import StorePlan, run
+    from kvchat.bench.store_report import StoreReport
+
+    plan = replace(StorePlan.quick() if quick else StorePlan(), **given)
+    result = run(load, plan, progress=status)
+    return result, StoreReport(result)
 
 
 def _screen(load: LoadSettings, quick: bool, given: dict[str, int]) -> tuple[UiResult, UiReport]:
