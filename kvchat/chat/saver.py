@@ -164,12 +164,6 @@ class Saver:
         """Run a change of the store on the saver's thread, after what is waiting."""
         self._put(partial(function, *args), "")
 
-    @property
-    def unsaved(self) -> int:
-        """How many changes wait to be written."""
-        with self._wake:
-            return len(self._jobs)
-
     def flush(self, timeout: float = 5.0) -> bool:
         """Wait until all that was handed over is written; False if it is not in time."""
         with self._wake:

@@ -174,10 +174,6 @@ class Store:
         rows = self._read(lambda db: db.execute("SELECT id, keep_cache FROM chats").fetchall())
         return {chat_id: None if keep is None else bool(keep) for chat_id, keep in rows}
 
-    def data_version(self) -> int:
-        """Return a number that changes when somebody else, or another thread, has written."""
-        return int(self._read(lambda db: db.execute("PRAGMA data_version").fetchone()[0]))
-
     # One chat
 
     def load(self, chat_id: str) -> Conversation:

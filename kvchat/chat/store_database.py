@@ -149,16 +149,23 @@ class Database:
             create_file(self.path)
             return self._prepared(sqlite3.connect(self.path, **_OPTIONS))
         except (*DATABASE_ERRORS, OSError) as error:
-            unwritable = isinstance(error, OSError) or primary_code(error) in {
-                sqlite3.SQLITE_CANTOPEN,
-                sqlite3.SQLITE_READONLY,
-            }
-            if not unwritable or not self.path.is_file():
+            if not _is_unwritable(error) or not self.path.is_file():
                 raise
             log.info("%s: %s; reading only", self.path, error)
-        # Where it cannot be written, SQLite has no place for what connections share.
-        uri = f"{self.path.absolute().as_uri()}?immutable=1"
-        return self._prepared(sqlite3.connect(uri, uri=True, **_OPTIONS))
+        return self._open_to_read()
+
+    def _open_to_read(self) -> sqlite3.Connection:
+        address = self.path.absolute().as_uri()
+        with suppress(sqlite3.OperationalError):
+            return self._prepared(sqlite3.connect(f"{address}?mode=ro", uri=True, **_OPTIONS))
+        # SQLite has no place for what connections share, so it must not look beside the file.
+        db = self._prepared(sqlite3.connect(f"{address}?immutable=1", uri=True, **_OPTIONS))
+        with suppress(OSError):
+            if os.stat(f"{self.path}-wal").st_size:
+                self._tell(
+                    f"{self.path}: what was written last is missing until it can be written."
+                )
+        return db
 
     def _prepared(self, db: sqlite3.Connection) -> sqlite3.Connection:
         try:
@@ -173,3 +180,10 @@ class Database:
         if copy is not None:
             self._tell(f"Your chats were brought up to date; a copy is kept as {copy}.")
         return db
+
+
+def _is_unwritable(error: Exception) -> bool:
+    return isinstance(error, OSError) or primary_code(error) in {
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_READONLY,
+    }

@@ -124,9 +124,9 @@ from kvchat.chat.store import Store
 from kvchat.chat.store_errors import StoreError
 if os.geteuid() == 0:
     os.setuid(65534)
-store = Store(Path(sys.argv[1]))
+store = Store(Path(sys.argv[1]), tell=print)
 chat = store.chats()[0]
-store.load(chat.id)
+assert len(store.load(chat.id).nodes) == 2
 assert len(store.search("公园")) == 1
 try:
     store.rename(chat.id, "x")
@@ -136,21 +136,106 @@ store.close()
 """
 
 
-def test_a_folder_that_cannot_be_written_can_be_read(public_folder: Path) -> None:
-    path = public_folder / "chats.db"
-    fill(path)
-    path.chmod(0o444)
-    public_folder.chmod(0o555)
+def in_a_folder_that_cannot_be_written(script: str, path: Path) -> str:
+    """Run a program that may not write there, and return what it printed."""
+    for file in path.parent.iterdir():
+        file.chmod(0o444)
+    path.parent.chmod(0o555)
     done = subprocess.run(
-        [sys.executable, "-c", READER, str(path)],
+        [sys.executable, "-c", script, str(path)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("refused:")
-    assert "permissions" in done.stdout
+    return done.stdout
+
+
+def test_a_folder_that_cannot_be_written_can_be_read(public_folder: Path) -> None:
+    path = public_folder / "chats.db"
+    fill(path)
+    told = in_a_folder_that_cannot_be_written(READER, path)
+    assert told.startswith("refused:") and "permissions" in told
+
+
+def filled_and_killed(path: Path) -> None:
+    """Leave chats as a program does that is killed: beside the file."""
+    store = Store(path)
+    store.chats()
+    keep = Store(path)
+    keep.chats()
+    chat = Conversation()
+    say(chat, "公园", [1, 2])
+    store.save(chat)
+    beside = {suffix: Path(f"{path}{suffix}").read_bytes() for suffix in ("", "-wal", "-shm")}
+    store.close()
+    keep.close()
+    for suffix, data in beside.items():
+        Path(f"{path}{suffix}").write_bytes(data)
+
+
+def test_what_a_killed_program_left_can_be_read_where_nothing_can_be_written(
+    public_folder: Path,
+) -> None:
+    path = public_folder / "chats.db"
+    filled_and_killed(path)
+    assert in_a_folder_that_cannot_be_written(READER, path).startswith("refused:")
+
+
+MISSING = """
+import os, sys
+from pathlib import Path
+from kvchat.chat.store import Store
+if os.geteuid() == 0:
+    os.setuid(65534)
+store = Store(Path(sys.argv[1]), tell=print)
+assert store.chats() == []
+"""
+
+
+def test_what_cannot_be_read_there_is_told(public_folder: Path) -> None:
+    path = public_folder / "chats.db"
+    filled_and_killed(path)
+    Path(f"{path}-shm").unlink()
+    told = in_a_folder_that_cannot_be_written(MISSING, path)
+    assert told == f"{path}: what was written last is missing until it can be written.\n"
+
+
+SAVER = """
+import os, sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from chat.saver_desk import Desk
+from kvchat.chat.commands import Send
+from kvchat.chat.store import Store
+with TemporaryDirectory() as elsewhere:  # for what is imported late
+    warm = Desk(Store(Path(elsewhere) / "chats.db"))
+    warm.do(Send("zero"))
+    warm.close()
+if os.geteuid() == 0:
+    os.setuid(65534)
+desk = Desk(Store(Path(sys.argv[1]), tell=print))
+desk.do(Send("one"))
+desk.do(Send("two"))
+while not desk.told:
+    pass
+print(len(desk.chat.nodes), len(desk.told), desk.told[0])
+desk.worker.shutdown(5)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_chat_goes_on_in_memory_where_nothing_can_be_written(
+    public_folder: Path, there: bool
+) -> None:
+    path = public_folder / "chats.db"
+    if there:
+        fill(path)
+    told = in_a_folder_that_cannot_be_written(SAVER, path)
+    assert told.startswith("4 1 This chat cannot be saved now and goes on in memory.")
+    assert str(path) in told
 
 
 def first_version(path: Path) -> Conversation:
