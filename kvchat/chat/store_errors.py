@@ -41,6 +41,9 @@ _CAUSES = {
 }
 
 
+_UNSOUND = ("decode", "fts5 file format")
+"""In errors that have no code: of text that is not UTF-8, and of the index."""
+
 DATABASE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
 """What SQLite's functions raise: a damaged name in an error's text makes it the second."""
 
@@ -55,8 +58,8 @@ def is_damage(error: BaseException) -> bool:
     """Return whether a failure means that the database is not what was written."""
     if isinstance(error, UnicodeDecodeError):
         return True
-    if isinstance(error, sqlite3.OperationalError) and "decode" in str(error):
-        return True  # text that is not UTF-8; the module has no code for it
+    if isinstance(error, sqlite3.OperationalError) and any(w in str(error) for w in _UNSOUND):
+        return True
     return primary_code(error) in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 

@@ -219,3 +219,44 @@ def test_messages_in_a_ring_are_left_out(tmp_path: Path) -> None:
         db.commit()
     assert store.load(chat.id).active_path() == []
     assert store.load(chat.id).nodes == {}
+
+
+def rows_of(store: Store, statement: str) -> list[tuple]:
+    with closing(sqlite3.connect(store.path)) as db:
+        return db.execute(statement).fetchall()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "its page",
+        "UPDATE search_data SET block = randomblob(length(block)) WHERE id > 10",
+        "DELETE FROM search_data",
+        "DELETE FROM search_config",
+        "UPDATE search_data SET block = substr(block, 1, length(block) / 2)",
+    ],
+)
+def test_a_damaged_index_costs_no_chat_and_is_made_anew(tmp_path: Path, sound, damage: str) -> None:
+    data, images = sound
+    told: list[str] = []
+    store = Store(tmp_path / "chats.db", tell=told.append)
+    store.path.write_bytes(data)
+    with closing(sqlite3.connect(store.path)) as db:
+        if damage == "its page":
+            (page,) = db.execute("SELECT rootpage FROM sqlite_master WHERE name = 'search_data'")
+        else:
+            db.execute(damage)
+        db.commit()
+    if damage == "its page":
+        at = (page[0] - 1) * 4096
+        store.path.write_bytes(data[:at] + bytes(4096) + data[at + 4096 :])
+    use(store)
+    assert len(store.search("words", limit=1000)) >= len(store.search("公园", limit=1000)) > 0
+    assert intact(store, images) == CHATS
+    assert len(told) == 1 and "damaged" in told[0]
+    assert rows_of(store, "PRAGMA integrity_check") == [("ok",)]
+    new = Conversation()
+    say(new, "pelican", [])
+    store.save(new)
+    assert [hit.chat_id for hit in store.search("pelican")] == [new.id]
+    store.close()
