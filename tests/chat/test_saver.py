@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -251,6 +252,33 @@ def test_a_full_disk_is_told_once_and_all_is_saved_when_there_is_room(
     assert "again" in desk.told[1]
     assert desk.close()
     assert len(store.ledger(desk.chat.id)) == 4
+
+
+@pytest.mark.parametrize("room", [1, 4_000, 5_000, 9_000, 13_000])
+def test_a_disk_that_is_full_in_the_middle_of_a_write(
+    store: Store, limit: Callable[[int | None], None], room: int
+) -> None:
+    desk = Desk(store)
+    desk.do(Send("before"))
+    assert desk.saver.flush()
+    limit(Path(f"{store.path}-wal").stat().st_size + room)
+    for n in range(4):
+        desk.do(Send(f"while it gets full {n} " + "x" * 50))
+    until(lambda: bool(desk.told))
+    assert desk.told[0].endswith(
+        (
+            f"{store.path}: the disk is full; free some space.",
+            f"{store.path}: the disk refuses; see that it has space and is sound.",
+        )
+    )
+    there = Store(store.path).load(desk.chat.id)  # whole up to some moment
+    assert {node.id for node in there} <= desk.chat.nodes.keys()
+    with closing(sqlite3.connect(store.path)) as db:
+        assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    limit(None)
+    assert desk.close()
+    assert len(desk.told) == 2
+    assert stored(store, desk.chat)
 
 
 def test_a_chat_goes_on_while_another_program_keeps_the_database_locked(store: Store) -> None:
