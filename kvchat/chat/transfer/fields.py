@@ -24,6 +24,8 @@ def expect(value: object, kind: type[T], what: str) -> T:
     """
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise RecordError(f"{what} must be {_KINDS[kind]}")
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise RecordError(f"{what} is too large a number")
     return value
 
 

@@ -270,6 +270,8 @@ def _params(value: object) -> tuple[int, SamplingParams]:
     record = expect(value, dict, "'params'")
     given = {name: record[name] for name in SamplingParams.names() if name in record}
     stop = expect(given.get("stop", []), list, "'stop'")
+    for name in ("penalise_all", "temperature_last"):
+        expect(given.get(name, False), bool, f"'{name}'")
     return get(record, "from", int), SamplingParams(**given | {"stop": tuple(stop)})
 
 
@@ -281,6 +283,10 @@ def _stats(record: dict[str, Any]) -> GenerationStats:
         if field.name in record or field.default is MISSING
     }
     for name, value in values.items():
-        if not isinstance(value, int | float) or isinstance(value, bool):
+        if not isinstance(value, int | float) or isinstance(value, bool) or not _is_finite(value):
             raise RecordError(f"'{name}' of the stats must be a number")
     return GenerationStats(**values)  # type: ignore[arg-type]
+
+
+def _is_finite(value: float) -> bool:
+    return abs(value) < 2**63  # NaN is not, and no whole number that would not fit into a float

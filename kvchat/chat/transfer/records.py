@@ -22,6 +22,9 @@ from kvchat.engine.errors import KvchatError
 RECORD_LIMIT = 256 * 2**20
 """Characters a record may have."""
 
+_LARGEST_RATIO = 100
+"""How many times its size an archive may unpack to; conversations come to ten."""
+
 _CHUNK = 2**18
 _OUTSIDE = re.compile(r'[\[\]{}",]')
 _INSIDE = re.compile(r'["\\]')
@@ -75,8 +78,8 @@ def _parsed(text: str | RecordError | None) -> Any:
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, " if error.lineno > 1 else ""
         raise RecordError(f"not valid JSON: {error.msg} ({where}column {error.colno})") from None
-    except ValueError as error:
-        raise RecordError(f"not valid JSON: {error}") from None
+    except ValueError:  # the reader's limit against numbers that take forever
+        raise RecordError("a number in it has thousands of digits") from None
 
 
 def _files(path: Path) -> Iterator[TextIO]:
@@ -91,6 +94,12 @@ def _files(path: Path) -> Iterator[TextIO]:
             if not names:
                 raise KvchatError(f"{path} is an archive without a conversations.json.")
             for name in sorted(names):
+                info = archive.getinfo(name)
+                if info.file_size > max(RECORD_LIMIT, _LARGEST_RATIO * info.compress_size):
+                    raise KvchatError(
+                        f"{path} would unpack to {info.file_size:,} bytes, which is beyond all "
+                        "proportion; unpack it yourself if you trust it, and import what is in it."
+                    )
                 with archive.open(name) as member:
                     yield _decoded(member)
 

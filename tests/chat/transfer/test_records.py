@@ -88,7 +88,7 @@ def test_marks_of_encodings(read: Any) -> None:
         (b'[{"a": 1}, {"a": 2}, {"a": "', [1, 2], 3, "ends in the middle"),
         (b'[{"a": 1}, {"a": 2}] {', [1, 2], 3, "something follows"),
         (b'[{"a": 1}, ' + b"[" * 99_999 + b"]" * 99_999 + b', {"a": 3}]', [1, 3], 2, "too deeply"),
-        (b'[{"a": 1}, ' + b"1" * 9_999 + b', {"a": 3}]', [1, 3], 2, "not valid JSON"),
+        (b'[{"a": 1}, ' + b"1" * 9_999 + b', {"a": 3}]', [1, 3], 2, "thousands of digits"),
     ],
 )
 def test_one_bad_record_spoils_no_other(
@@ -168,3 +168,35 @@ def test_damaged_archives_are_refused_and_do_not_crash(read: Any) -> None:
             read(bytes(data))
         except KvchatError as error:
             assert "file" in str(error)
+
+
+def test_an_archive_beyond_all_proportion_is_refused(read: Any) -> None:
+    data = io.BytesIO()
+    with (
+        zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as out,
+        out.open("conversations.json", "w") as member,
+    ):
+        for _ in range(300):
+            member.write(b" " * 2**20)
+    with pytest.raises(KvchatError, match="would unpack to 314,572,800 bytes"):
+        read(data.getvalue())
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "[" * 200_000,
+        '{"a":' * 200_000,
+        '{"messages": [' + "9" * 5_000 + "]}",
+        '{"messages": "\\u12"}',
+        '{"messages": "\x00"}',
+        '{"messages": NaN}x',
+        "[1, 2",
+    ],
+    ids=lambda hostile: hostile[:14],
+)
+def test_a_hostile_line_spoils_no_other(read: Any, hostile: str) -> None:
+    first, second, third = read(f'{{"a": 1}}\n{hostile}\n{{"b": 2}}\n')
+    assert (first, third) == ((1, {"a": 1}), (3, {"b": 2}))
+    assert isinstance(second, BadRecord)
+    assert len(second.reason) < 100
