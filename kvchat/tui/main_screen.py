@@ -17,7 +17,7 @@ from textual.containers import Horizontal, Vertical
 from textual.reactive import var
 from textual.widgets import Footer, Static
 
-from kvchat.chat.attachments import expand
+from kvchat.chat.attachments import described, expand
 from kvchat.chat.commands import (
     Command,
     Continue,
@@ -163,13 +163,14 @@ class MainScreen(PaneScreen):
             worker.withdraw(self._price)
             self._price = None
         self.prompt.cost = ""
+        message = expand(event.text, Path.cwd())
+        self.prompt.attached = described(message.attachments)
         if not event.text.strip() or self.feed.session is None:
             return
         if self.feed.writing:
-            self._count_tokens(event.text)
+            self._count_tokens(message.text)
         else:
-            text = expand(event.text, Path.cwd()).text
-            self._price = GetPrice(text, conversation=self.pane.conversation)
+            self._price = GetPrice(message.text, conversation=self.pane.conversation)
             worker.submit(self._price)
 
     @work(thread=True, exclusive=True, group="count", exit_on_error=False)

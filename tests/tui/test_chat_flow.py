@@ -272,6 +272,25 @@ async def test_a_file_is_attached_by_name(llm, tmp_path, monkeypatch):
         assert any("image.bin" in n.message for n in c.app._notifications)
 
 
+async def test_the_path_of_a_file_is_pasted_and_told_before_it_is_sent(llm, tmp_path):
+    (tmp_path / "my notes.txt").write_text("Otters sleep.\n")
+    dictate(llm, "Fine.")
+    async with chat() as c:
+        c.screen.prompt.focus()
+        await c.pilot.press(*"see")
+        c.screen.prompt.post_message(events.Paste(f"'{tmp_path}/my notes.txt'"))
+        path = f'"{tmp_path}/my notes.txt"'
+        await c.until(lambda: c.screen.prompt.message == f"see @{path} ")
+        await c.until(lambda: "new" in c.screen.prompt.cost)
+        shown = str(c.screen.prompt.border_subtitle)
+        assert shown == f"attached: {tmp_path}/my notes.txt (14 bytes) · {c.screen.prompt.cost}"
+        await c.pilot.press("enter")
+        await c.until(lambda: len(c.said) == 2)
+        await c.idle()
+        assert "Otters sleep." in c.said[0][1]
+        assert str(c.screen.prompt.border_subtitle) == ""
+
+
 async def test_a_chat_is_kept_and_found_again(llm):
     dictate(llm, "The otter sleeps.", "Second.", "Third.")
     async with chat() as c:

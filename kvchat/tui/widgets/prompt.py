@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 from textual import events
@@ -11,6 +12,7 @@ from textual.content import Content
 from textual.message import Message
 from textual.reactive import reactive
 
+from kvchat.chat.attachments import as_mention
 from kvchat.tui.widgets.message_area import MessageArea
 
 
@@ -55,6 +57,8 @@ class PromptArea(MessageArea):
 
     cost: reactive[str] = reactive("")
     """What sending would cost, in a few quiet words."""
+    attached: reactive[str] = reactive("")
+    """Which files would be sent along."""
 
     @dataclass
     class Submitted(Message):
@@ -91,9 +95,24 @@ class PromptArea(MessageArea):
         self._recalled: int | None = None
         """Index in `past` of the message that stands in the prompt, unchanged."""
 
-    def watch_cost(self, cost: str) -> None:
+    def watch_cost(self) -> None:
         """Show the cost at the lower right."""
-        self.border_subtitle = Content(cost)
+        self._show_about()
+
+    def watch_attached(self) -> None:
+        """Show the files there too."""
+        self._show_about()
+
+    def _show_about(self) -> None:
+        self.border_subtitle = Content(" · ".join(filter(None, (self.attached, self.cost))))
+
+    def paste(self, text: str) -> None:
+        """Put text where the cursor is; of a file's path, what attaches the file."""
+        if mention := as_mention(text, Path.cwd()):
+            row, column = self.selection.start
+            before = self.document.get_line(row)[:column]
+            text = f"{'' if not before or before[-1].isspace() else ' '}{mention} "
+        super().paste(text)
 
     async def _on_key(self, event: events.Key) -> None:
         """Do what is bound to a key in its turn.
@@ -115,7 +134,7 @@ class PromptArea(MessageArea):
         text = self.message
         if text.strip():
             self.message = ""
-            self.cost = ""
+            self.cost = self.attached = ""
             self._recalled = None
             self.post_message(self.Submitted(self, text))
 
