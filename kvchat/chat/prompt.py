@@ -101,9 +101,8 @@ class PromptBuilder:
         segments = self._segments(self._messages(path), continue_final=True)
         prompt = self.for_reply(node.parent)
         # What the user wrote must not merge with the end of the prompt, as line breaks would.
-        self._base.update(
-            [*prompt, *node.reply.token_ids], [range(len(prompt) + len(node.reply.token_ids))]
-        )
+        written = self._known(node.reply.token_ids)
+        self._base.update([*prompt, *written], [range(len(prompt) + len(written))])
         ids = plan(self._base, segments).ids
         return ids, ids[common_prefix(prompt, ids) :]
 
@@ -116,6 +115,22 @@ class PromptBuilder:
                 return self._encode(path, segments[:at])
         return []
 
+    def says_here(self, node: Node) -> bool:
+        """Whether a reply's ids say here what stands in it: another model's say something else."""
+        assert node.reply is not None and node.parent is not None
+        ids = node.reply.token_ids
+        if len(self._known(ids)) < len(ids):
+            return False
+        stream = self.tokenizer.stream_decoder(continues=True)
+        splitter = self.thinking_splitter(self.for_reply(node.parent))
+        pieces = [splitter.push(stream.step(id_)) for id_ in ids]
+        pieces += [splitter.push(stream.flush()), splitter.flush()]
+        says = "".join(answer for _, answer in pieces)
+        # A character that was cut in half may be whole by now, and a stop string inside a token
+        # leaves a beginning of it that no token says.
+        said = node.content.rstrip("\N{REPLACEMENT CHARACTER}")
+        return says.startswith(said) or said.startswith(says)
+
     def thinking_splitter(self, prompt: Sequence[int]) -> ThinkingSplitter:
         """Return what tells a reply's reasoning from its answer."""
         tags = self.template.thinking_tags
@@ -127,6 +142,16 @@ class PromptBuilder:
     def _opens_thinking(self) -> bool:
         """Whether replies begin inside their reasoning, opened by the template."""
         return self.template.opens_thinking(enable_thinking=self.thinking)
+
+    def _written(self, node: Node) -> Sequence[int]:
+        return self._known(node.reply.token_ids) if node.reply and not node.edited else ()
+
+    def _known(self, ids: Sequence[int]) -> Sequence[int]:
+        """Return the ids before the first that only another model has."""
+        size = self.tokenizer.vocab_size
+        if not ids or max(ids) < size:
+            return ids
+        return ids[: next(n for n, id_ in enumerate(ids) if id_ >= size)]
 
     def _messages(self, path: Sequence[Node]) -> list[Message]:
         messages = [
@@ -152,11 +177,8 @@ class PromptBuilder:
         if path:
             last = path[-1].id
             spans = self.conversation.generated_spans(last)
-            self._base.update(self.conversation.context_ids(last), spans)
+            self._base.update(self._known(self.conversation.context_ids(last)), spans)
         else:
             self._base.update([])
-        passages = [
-            Passage(node.content, node.reply.token_ids if node.reply and not node.edited else ())
-            for node in path
-        ]
+        passages = [Passage(node.content, self._written(node)) for node in path]
         return plan(self._base, segments, passages).ids

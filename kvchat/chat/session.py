@@ -116,11 +116,15 @@ class ChatSession:
     def continue_reply(self, reply_id: str | None = None) -> Iterator[ChatEvent]:
         """Go on with a reply that was cut or edited (by default the last one).
 
+        What another model wrote is gone on with on a branch, as if the user had written it.
+
         Raises:
             ContextOverflowError: the context is full.
         """
         started = time.perf_counter()
         node = self.conversation.finished_reply(reply_id)[0] if reply_id else self.last_reply()
+        if not node.edited and not self.prompts.says_here(node):
+            node = self.conversation.edit_reply(node.id, node.content)
         if node.edited:
             ids, written = self.prompts.for_edited_reply(node)
             self._check_room(len(ids))
@@ -142,6 +146,11 @@ class ChatSession:
         """
         started = time.perf_counter()
         node, _ = self.conversation.finished_reply(reply_id)
+        if not node.edited and not self.prompts.says_here(node):
+            raise KvchatError(
+                "Another model wrote this reply, so this one cannot go on in the middle of it. "
+                "Continue it at its end, or regenerate it."
+            )
         ids = self.prompts.for_more_of(node, tokens)
         chosen = [] if token_id is None else [token_id]
         self._check_room(len(ids) + len(chosen))
