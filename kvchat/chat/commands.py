@@ -111,6 +111,13 @@ class SetThinking(Command):
 
 
 @dataclass(frozen=True, slots=True)
+class KeepCache(Command):
+    """Keep a snapshot of the chat's KV cache on the disk, or no longer."""
+
+    keep: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Truncate(Command):
     """Delete a message and all that follows it."""
 

@@ -111,6 +111,12 @@ class CacheStatus:
     max_seq_len: int
     kv_bytes: int
     stash_bytes: int
+    keeps_cache: bool = False
+    """Whether a snapshot of the chat is kept on the disk."""
+    snapshot_bytes: int = 0
+    """What it takes there; 0 while there is none."""
+    would_take: int = 0
+    """About what one of what is cached now would take."""
 
 
 WorkerEvent = (

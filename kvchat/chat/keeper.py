@@ -1,4 +1,4 @@
-"""Keeper: the store and its saver, as a program that chats uses them."""
+"""Keeper: the store, its saver and the snapshots, as a program that chats uses them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from kvchat.chat.conversation import Conversation
 from kvchat.chat.events import WorkerEvent
 from kvchat.chat.ledger import Turn
 from kvchat.chat.saver import Saver
+from kvchat.chat.snapshots import Snapshots, folder_beside
 from kvchat.chat.store import Store
 from kvchat.chat.store_errors import ChatInUseError
 from kvchat.engine.errors import KvchatError
@@ -22,11 +23,22 @@ class Keeper:
     Args:
         tell: gets texts for the user, on any thread.
         candidates: whether the candidates of each token are saved.
+        snapshots: whether KV caches are kept of chats that say nothing about it.
+        snapshots_mb: MiB that all of them together may take.
     """
 
-    def __init__(self, tell: Callable[[str], None], *, candidates: bool = True) -> None:
+    def __init__(
+        self,
+        tell: Callable[[str], None],
+        *,
+        candidates: bool = True,
+        snapshots: bool = False,
+        snapshots_mb: int = 2048,
+    ) -> None:
         self.store = Store(tell=tell, candidates=candidates)
-        self._saver = Saver(self.store, tell)
+        folder = folder_beside(self.store.path, snapshots_mb * 2**20)
+        self.snapshots = Snapshots(folder, always=snapshots, tell=tell)
+        self._saver = Saver(self.store, tell, tidy=self._tidy)
         self._tell = tell
 
     def note(self, event: WorkerEvent) -> None:
@@ -82,3 +94,8 @@ class Keeper:
                 self._tell("Some of this chat could not be written to the disk.")
         except KvchatError as error:
             self._tell(str(error))
+
+    def _tidy(self) -> None:
+        """Purge what was deleted long ago, with the snapshots of chats that are gone for good."""
+        self.store.tidy()
+        self.snapshots.folder.prune(self.store.keeping())

@@ -8,6 +8,16 @@ from kvchat.chat.prefix import Divergence
 from kvchat.engine.types import FinishReason
 
 
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What became of a chat's KV snapshot when the chat was opened."""
+
+    tokens: int = 0
+    """How many it brought into the cache."""
+    problem: str = ""
+    """Why it was not used."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     """One reply's line in the ledger."""
@@ -36,6 +46,10 @@ class Turn:
     """Tokens that speculation drafted and ran."""
     accepted: int = 0
     """Drafted tokens that were drawn."""
+    loaded: int = 0
+    """How many of the reused tokens came from a snapshot on the disk, since the turn before."""
+    snapshot_problem: str = ""
+    """Why a snapshot was not used."""
 
     @property
     def saved_ms(self) -> float | None:
@@ -58,6 +72,10 @@ class Turn:
         if self.dropped_turns:
             turns = "turn" if self.dropped_turns == 1 else "turns"
             parts.append(f"dropped {self.dropped_turns} old {turns}")
+        if self.loaded:
+            parts.append(f"{self.loaded:,} from the snapshot")
+        if self.snapshot_problem:
+            parts.append(f"snapshot not used: {self.snapshot_problem}")
         return " · ".join(parts)
 
 

@@ -105,6 +105,7 @@ class PlainChat:
             overflow=overflow if asks or overflow != "ask" else "stop",
             system=system,
             sampling=sampling,
+            snapshots=keeper.snapshots if keeper is not None else None,
         )
         self._session: ChatSession | None = None
         self._waiting_for: Command | None = None

@@ -12,6 +12,7 @@ from kvchat.chat import sampling_text
 from kvchat.chat.commands import (
     Continue,
     Edit,
+    KeepCache,
     Regenerate,
     Restore,
     SetSystem,
@@ -23,6 +24,7 @@ from kvchat.chat.ledger import Turn
 from kvchat.chat.nodes import Node
 from kvchat.chat.plain_text import one_line
 from kvchat.chat.slash import SlashCommand, first_word
+from kvchat.chat.snapshots import snapshot_text
 from kvchat.chat.transfer.markdown import to_markdown
 from kvchat.engine.errors import KvchatError
 
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 _EXCERPT = 60
 
 _THINKING = {"on": True, "off": False, "default": None}
+_SWITCH = {"on": True, "off": False}
 
 
 def set_sampling(chat: PlainChat, argument: str) -> None:
@@ -116,6 +119,16 @@ def stats(chat: PlainChat, _argument: str) -> None:
             f"cache: {cache.tokens:,} of {cache.max_seq_len:,} tokens, "
             f"{cache.kv_bytes / 1e6:,.1f} MB; stash: {cache.stash_bytes / 1e6:,.1f} MB"
         )
+
+
+def keep(chat: PlainChat, argument: str) -> None:
+    """Keep a snapshot of the KV cache on the disk or no longer, or tell what it takes."""
+    if argument not in ("", *_SWITCH):
+        raise KvchatError("Write /keep on or /keep off; /keep alone tells what it takes.")
+    if argument:
+        chat.perform(KeepCache(_SWITCH[argument]))
+    if chat.cache is not None:
+        chat.say(snapshot_text(chat.cache))
 
 
 def save(chat: PlainChat, argument: str) -> None:
@@ -206,6 +219,7 @@ COMMANDS = (
     SlashCommand("delete", "N", "take out message N and what follows it", delete),
     SlashCommand("undo", "", "take back the last change", undo),
     SlashCommand("stats", "", "what each turn cost and what the cache holds", stats),
+    SlashCommand("keep", "[on|off]", "keep the cache of this chat on the disk", keep),
     SlashCommand("save", "FILE", "write the chat into a new Markdown file", save),
     SlashCommand("help", "", "list the commands", show_help),
     SlashCommand("quit", "", "end the chat", leave),

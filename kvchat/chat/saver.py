@@ -55,6 +55,7 @@ class Saver:
         store: what is written to.
         tell: gets texts for the user: once when saving fails, and once when it works again. Called
             on the saver's thread.
+        tidy: what is done before anything else; the store's own tidying by default.
         interval: seconds between two writes of a running reply.
         retry: seconds between tries while nothing can be written.
     """
@@ -64,11 +65,13 @@ class Saver:
         store: Store,
         tell: Callable[[str], None] = log.warning,
         *,
+        tidy: Callable[[], None] | None = None,
         interval: float = INTERVAL,
         retry: float = RETRY,
     ) -> None:
         self.store = store
         self._tell = tell
+        self._tidy = tidy or store.tidy
         self._interval = interval
         self._retry = retry
         # On the worker's thread:
@@ -198,7 +201,7 @@ class Saver:
     # On the saver's thread
 
     def _run(self) -> None:
-        self._attempt(self.store.tidy, "")
+        self._attempt(self._tidy, "")
         renewed = time.monotonic()
         while True:
             with self._wake:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from kvchat.chat.conversation import Conversation, Deleted
 from kvchat.chat.events import ChatEvent, ReplyStarted, TextAdded, TurnFinished
-from kvchat.chat.ledger import PrefillSpeed, Price, Turn
+from kvchat.chat.ledger import Loaded, PrefillSpeed, Price, Turn
 from kvchat.chat.nodes import Node
 from kvchat.chat.prefix import divergence
 from kvchat.chat.prompt import PromptBuilder
@@ -68,6 +68,8 @@ class ChatSession:
         """Replace it at any time, from any thread: it is read once for every token."""
         self.overflow: Overflow = overflow
         self.ledger: list[Turn] = []
+        self.loaded = Loaded()
+        """What became of a snapshot since the last turn."""
         self.speed = PrefillSpeed()
         self.prompts = PromptBuilder(self.conversation, llm.tokenizer, llm.template, thinking)
 
@@ -189,18 +191,26 @@ class ChatSession:
 
     # Looking ahead
 
-    def settle(self) -> Iterator[PrefillProgress]:
-        """Prefill in idle time what the next turn is certain to begin with.
+    def certain(self) -> list[int]:
+        """Return what the next turn is certain to begin with; nothing if that would not fit.
 
         That is the rendering up to the user's next words: the end of the last reply, and the
-        whole reply once more where the template shortens it (drops its thinking, say). A cancel
-        ends it quietly. Afterwards a turn prefills the user's words and the reply's header only.
+        whole reply once more where the template shortens it (drops its thinking, say).
         """
         end = self._end()
         if end is None or end.role == "user":
-            return
+            return []
         ids = self.prompts.certain(end.id)
-        if not 0 < len(ids) <= self.engine.max_seq_len:
+        return ids if len(ids) <= self.engine.max_seq_len else []
+
+    def settle(self) -> Iterator[PrefillProgress]:
+        """Prefill in idle time what the next turn is certain to begin with.
+
+        A cancel ends it quietly. Afterwards a turn prefills the user's words and the reply's
+        header only.
+        """
+        ids = self.certain()
+        if not ids:
             return
         started = time.perf_counter()
         progress = None
@@ -304,7 +314,10 @@ class ChatSession:
             seed=prefilled.seed if prefilled else 0,
             proposed=finished.stats.proposed,
             accepted=finished.stats.accepted,
+            loaded=min(self.loaded.tokens, finished.stats.reused),
+            snapshot_problem=self.loaded.problem,
         )
+        self.loaded = Loaded()
         self.ledger.append(turn)
         yield TurnFinished(turn)
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from kvchat.chat.commands import (
@@ -19,6 +21,7 @@ from kvchat.chat.commands import (
     Edit,
     Fork,
     GetPrice,
+    KeepCache,
     Load,
     Open,
     Regenerate,
@@ -56,9 +59,16 @@ from kvchat.engine.types import (
 from kvchat.models.pull_staging import PullProgress
 
 if TYPE_CHECKING:
+    from kvchat.chat.snapshots import Snapshots
     from kvchat.models.load import LanguageModel
 
 log = logging.getLogger(__name__)
+
+QUIET = 2.0
+"""Seconds without a command after which the cache is written to the disk, if the chat wants it."""
+
+CLOSING = 0.6
+"""Seconds that this may take when the program ends."""
 
 STATUS_EVERY = 16
 """Tokens of a reply after which the cache's state is told again."""
@@ -80,6 +90,8 @@ class Worker:
         system: system prompt of new conversations.
         thinking: switches reasoning on or off where the template allows it.
         titles: whether the model gives chats titles in idle time.
+        snapshots: keeps caches on the disk; without it none is.
+        quiet: seconds without a command before it does so.
     """
 
     def __init__(
@@ -91,6 +103,8 @@ class Worker:
         system: str = "",
         thinking: bool | None = None,
         titles: bool = False,
+        snapshots: Snapshots | None = None,
+        quiet: float = QUIET,
     ) -> None:
         self._tell = on_event
         self._sampling = dict(sampling or {})
@@ -101,6 +115,9 @@ class Worker:
         self._titles = titles
         self._titled: set[str] = set()
         """The chats that the model has been asked for a title of."""
+        self._snapshots = snapshots
+        self._quiet = quiet
+        self._deadline = 0.0
         self._session: ChatSession | None = None
         self._conversation: Conversation | None = None
         self._queue: deque[Command] = deque()
@@ -108,7 +125,7 @@ class Worker:
         self._wake = threading.Condition()
         # The following are read and written while holding `_wake`.
         self._current: Command | None = None
-        self._settling = self._unsettled = False
+        self._settling = self._unsettled = self._unkept = False
         self._stopping = self._closing = False
         self._paused = False
         self._steps = 0
@@ -195,6 +212,7 @@ class Worker:
         """End everything, drop the queue and join the thread; False if it did not end in time."""
         with self._wake:
             self._closing = self._stopping = True
+            self._deadline = time.monotonic() + CLOSING
             self._queue.clear()
             self._cancel_engine()
             self._wake.notify_all()
@@ -207,21 +225,27 @@ class Worker:
     def _run(self) -> None:
         while True:
             with self._wake:
-                while not (self._queue or self._unsettled or self._closing):
-                    self._wake.wait()
+                quiet = not self._wake.wait_for(
+                    lambda: self._queue or self._unsettled or self._closing,
+                    self._quiet if self._unkept else None,
+                )
                 if self._closing:
-                    return
+                    break
                 self._current = self._queue.popleft() if self._queue else None
                 self._settling = self._current is None
                 self._stopping = False
                 command = self._current
-            if command is None:
-                self._settle()
-            else:
+            if command is not None:
                 self._perform(command)
+            elif quiet:
+                self._keep(self._session)
+            else:
+                self._settle()
             with self._wake:
                 self._current, self._settling = None, False
                 self._unsettled = command is not None and self._session is not None
+                self._unkept = self._snapshots is not None and not quiet
+        self._keep(self._session)
 
     def _perform(self, command: Command) -> None:
         self._tell(CommandStarted(command))
@@ -249,6 +273,7 @@ class Worker:
     def _carry_out(self, command: Command) -> Iterator[WorkerEvent]:
         if isinstance(command, Load):
             yield self._load(command)
+            self._take_up()
             return
         session = self._session
         if session is None:
@@ -256,10 +281,16 @@ class Worker:
         if isinstance(command, GetPrice):
             yield Priced(command, self._price(session, command))
             return
+        if isinstance(command, KeepCache):
+            self._switch(command.conversation or session.conversation, command.keep)
+            return
         other = command.conversation
         if isinstance(command, Open) or (other and other is not session.conversation):
-            session = self._begin_session(session.llm, other)
+            left, session = session, self._begin_session(session.llm, other)
             yield ModelLoaded(session)
+            if isinstance(command, Open):
+                self._keep(left)
+            self._take_up()
         match command:
             case Send(text=text, overflow=overflow):
                 yield from session.send(text, overflow=overflow)
@@ -348,6 +379,37 @@ class Worker:
             self._session = session
         return session
 
+    def _switch(self, conversation: Conversation, keep: bool) -> None:
+        if self._snapshots is None:
+            raise KvchatError("This chat is not saved, so its cache cannot be kept either.")
+        self._snapshots.switch(conversation, keep)
+
+    def _take_up(self) -> None:
+        """Bring back from the disk what a chat that begins here had in its cache."""
+        if self._snapshots is not None and self._session is not None:
+            with suppress(Cancelled):  # it is for the command then to end
+                self._snapshots.load(self._session, self._check_stopping)
+
+    def _keep(self, session: ChatSession | None) -> None:
+        """Write the cache to the disk if its chat wants it."""
+        if self._snapshots is None or session is None:
+            return
+        try:
+            written = self._snapshots.save(session, self._check_keeping)
+        except Cancelled:
+            return  # there will be another quiet moment, and an older snapshot is of use too
+        except Exception:
+            log.exception("no snapshot could be written")
+            return
+        if written and session is self._session:
+            self._tell(self._status(session))
+
+    def _check_keeping(self) -> None:
+        with self._wake:
+            late = self._closing and time.monotonic() > self._deadline
+            if late or self._queue or (self._stopping and not self._closing):
+                raise Cancelled
+
     def _settle(self) -> None:
         """Prefill what the next turn is certain to begin with, until there is something to do."""
         session = self._session
@@ -406,8 +468,16 @@ class Worker:
             return self._paused and not self._steps and not self._stopping
 
     def _status(self, session: ChatSession) -> CacheStatus:
-        engine = session.llm.engine
-        return CacheStatus(len(engine.ids), engine.max_seq_len, engine.kv_bytes, engine.stash_bytes)
+        engine, kept = session.llm.engine, self._snapshots
+        return CacheStatus(
+            len(engine.ids),
+            engine.max_seq_len,
+            engine.kv_bytes,
+            engine.stash_bytes,
+            keeps_cache=kept is not None and kept.wanted(session.conversation),
+            snapshot_bytes=kept.folder.size(session.conversation.id) if kept else 0,
+            would_take=engine.snapshot_bytes,
+        )
 
     def _cancel_engine(self) -> None:
         if self._session is not None:

@@ -15,6 +15,7 @@ from kvchat.cli.options import (
     CHAT,
     MODEL,
     SAMPLING,
+    SAVING,
     SCREEN,
     preset_values,
     range_refusal,
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from kvchat.chat.lines import Lines
 
 
-@takes_settings(MODEL, CHAT, SCREEN, SAMPLING)
+@takes_settings(MODEL, CHAT, SCREEN, SAVING, SAMPLING)
 def chat(
     settings: Settings,
     plain: Annotated[
@@ -89,7 +90,7 @@ def line_by_line(settings: Settings, resume: str | None = None) -> None:
     make_available(settings.model)
     output = Output()
     lines = _lines(output)
-    keeper = Keeper(note, candidates=settings.save_candidates)
+    keeper = Keeper(note, **settings.keeping_arguments())
     plain = PlainChat(
         lines,
         output,

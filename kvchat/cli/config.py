@@ -12,6 +12,7 @@ from kvchat.cli.options import (
     CHAT,
     MODEL,
     SAMPLING,
+    SAVING,
     SCREEN,
     preset_values,
     range_refusal,
@@ -52,7 +53,7 @@ def path() -> None:
 
 
 @config.command()
-@takes_flags(MODEL, CHAT, SCREEN, SAMPLING)
+@takes_flags(MODEL, CHAT, SCREEN, SAVING, SAMPLING)
 def show(
     flags: dict[str, Any],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,

@@ -58,6 +58,15 @@ SCREEN: Flags = {
     "theme": _flag(str, "Screen", "Colour theme.", metavar="NAME"),
 }
 
+SAVING: Flags = {
+    "snapshots": _flag(
+        bool,
+        "Saving",
+        "Keep the KV caches of chats on the disk.",
+        "--snapshots/--no-snapshots",
+    ),
+}
+
 SAMPLING: Flags = {
     "temperature": _flag(
         float, "Sampling", "Lower is more predictable; 0 takes the most probable token."

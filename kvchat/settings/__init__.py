@@ -83,10 +83,14 @@ class Settings:
     overflow: Overflow = "ask"
     save_candidates: bool = True
     """Whether saved chats have the candidates of each token."""
-    keys: Mapping[str, str] = field(default_factory=dict)
-    """Keys of the screen program by the id of what they do, such as `chat.stop = "ctrl+x"`."""
+    snapshots: bool = False
+    """Whether the KV caches of chats are kept on the disk, where a chat says nothing about it."""
+    snapshots_mb: int = 2048
+    """Disk space for them all, in MiB."""
     titles: bool = False
     """Whether the model gives chats titles in idle time."""
+    keys: Mapping[str, str] = field(default_factory=dict)
+    """Keys of the screen program by the id of what they do, such as `chat.stop = "ctrl+x"`."""
     personas: Mapping[str, Persona] = field(default_factory=dict)
     """Those of the configuration file, by name."""
 
@@ -126,6 +130,14 @@ class Settings:
             "threads": self.threads,
             "speculate": self.speculate,
             "stash_bytes": self.stash_mb * 2**20,
+        }
+
+    def keeping_arguments(self) -> dict[str, Any]:
+        """Return how chats are kept, as keyword arguments of `kvchat.chat.keeper.Keeper`."""
+        return {
+            "candidates": self.save_candidates,
+            "snapshots": self.snapshots,
+            "snapshots_mb": self.snapshots_mb,
         }
 
 

@@ -132,16 +132,26 @@ RULES: dict[str, Rule] = {
     "save_candidates": Rule(
         bool, "Save what each token could have been too; it makes the file of your chats larger."
     ),
-    **SAMPLING_RULES,
-}
-"""By name, in the order in which they are explained."""
-
-PERSONA_RULES: dict[str, Rule] = {
     "titles": Rule(
         bool,
         "After the first reply, let the model write the chat's title while it has nothing else to "
         "do. Without it a chat is called by its first words.",
     ),
+    "snapshots": Rule(
+        bool,
+        "Keep the KV cache of chats on the disk, so that a chat that is opened again need not be "
+        "read again. Each chat can have its own way.",
+    ),
+    "snapshots_mb": Rule(
+        int,
+        "Disk space in MiB for the caches of all chats; those not used for longest go first.",
+        low=0,
+    ),
+    **SAMPLING_RULES,
+}
+"""By name, in the order in which they are explained."""
+
+PERSONA_RULES: dict[str, Rule] = {
     "model": RULES["model"],
     "system": RULES["system"],
     "preset": Rule(str, "Name of a sampling preset.", "none", "precise"),

@@ -154,7 +154,7 @@ class KvchatApp(App[None]):
         from kvchat.chat.worker import Worker
 
         settings = self.settings
-        keeper = self.keeper = Keeper(self._tell_about_saving, candidates=settings.save_candidates)
+        keeper = self.keeper = Keeper(self._tell_about_saving, **settings.keeping_arguments())
 
         def take(event: WorkerEvent) -> None:
             keeper.note(event)
@@ -169,6 +169,7 @@ class KvchatApp(App[None]):
             overflow=settings.overflow,
             system=settings.system or "",
             titles=settings.titles,
+            snapshots=keeper.snapshots,
         )
         screen.submit(Load(settings.model, settings.load_arguments()))
 

@@ -175,9 +175,7 @@ def test_pages_have_the_colours_of_a_model_that_is_here(
     page = kvchat("chats", "export", "-f", "html").out
     assert 'class="p1" title="' in page and "babbler" in page
     (folder / "config.json").write_text("{}")
-    from kvchat.chat import provenance
     from kvchat.chat import chat_files
 
-    provenance.fingerprint.cache_clear()
     chat_files._tokenizer.cache_clear()
     assert 'title="' not in kvchat("chats", "export", "-f", "html").out
