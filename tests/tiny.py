@@ -9,7 +9,7 @@ import torch
 from kvchat.engine.config import ModelConfig
 from kvchat.engine.engine import Engine
 from kvchat.engine.model import Transformer
-from kvchat.models.weights import build_transformer
+from kvchat.models.weights import ALL, build_transformer
 
 VOCAB = 262
 """256 bytes and six control ids."""
@@ -43,7 +43,7 @@ class RandomWeights:
     def has(self, name: str) -> bool:
         return not name.endswith("bias")
 
-    def dense(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+    def shape(self, name: str) -> tuple[int, ...]:
         c = self.config
         q, kv = c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim
         shapes = {
@@ -60,10 +60,13 @@ class RandomWeights:
             "k_norm": (c.head_dim,),
         }
         kind = name.split(".")[-2]
-        shape = shapes.get(kind, (c.dim,))
+        return shapes.get(kind, (c.dim,))
+
+    def dense(self, name: str, dtype: torch.dtype, rows: slice = ALL) -> torch.Tensor:
+        shape = self.shape(name)
         noise = torch.randn(shape, generator=self.generator)
         weight = 1 + 0.1 * noise if len(shape) == 1 else noise * 2 / shape[1] ** 0.5
-        return weight.to(dtype)
+        return weight.to(dtype)[rows]
 
     def int4(self, name: str) -> None:
         return None

@@ -46,6 +46,5 @@ def bytes_read_per_token(engine: Engine, cached: float) -> float:
     """
     model = engine.model
     head = {t.data_ptr() for t in model.head.buffers()}
-    embedding = model.embedding
-    unread = 0 if embedding.data_ptr() in head else embedding.nbytes
+    unread = sum(t.nbytes for t in model.embedding.buffers() if t.data_ptr() not in head)
     return engine.weight_bytes - unread + cached * engine.kv_bytes_per_token

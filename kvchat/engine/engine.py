@@ -75,6 +75,7 @@ class Engine:
         max_seq_len: size of the context in tokens; the model's own by default.
         stash_budget: host memory for cut-off suffixes, in bytes.
         chunk_size: tokens per prefill chunk; chosen from the model's size by default.
+        step: runs one token; eagerly by default.
     """
 
     def __init__(
@@ -86,12 +87,13 @@ class Engine:
         max_seq_len: int | None = None,
         stash_budget: int = STASH_BUDGET,
         chunk_size: int | None = None,
+        step: DecodeStep | None = None,
     ) -> None:
         self.model = model
         self.config = model.config
         self.eog_ids = frozenset(eog_ids)
         self.sampler = Sampler(exempt_ids)
-        self.step: DecodeStep = EagerStep(model)
+        self.step: DecodeStep = step or EagerStep(model)
         self.pass_costs: PassCosts | None = None
         """Lets `generate` run drafts where they pay by these costs; None runs none."""
         self.stash = Stash(stash_budget)

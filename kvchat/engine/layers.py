@@ -11,10 +11,10 @@ import math
 import torch
 from torch import Tensor, nn
 
-from kvchat.engine import ops
 from kvchat.engine.config import ModelConfig, RopeConfig
-from kvchat.engine.kv_cache import GROWTH, KVCache
+from kvchat.engine.kv_cache import GROWTH
 from kvchat.engine.linear import AnyLinear
+from kvchat.engine.ops import Ops
 
 
 class RMSNorm(nn.Module):
@@ -25,10 +25,6 @@ class RMSNorm(nn.Module):
         self.register_buffer("weight", weight.float())  # (dim,)
         self.weight: Tensor
         self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise (..., dim) float32."""
-        return ops.rms_norm(x, self.weight, self.eps)
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
@@ -95,26 +91,9 @@ class Attention(nn.Module):
         self.q_norm = q_norm
         self.k_norm = k_norm
 
-    def forward(self, x: Tensor, cis: Tensor, cache: KVCache) -> Tensor:
+    def forward(self, x: Tensor, ops: Ops) -> Tensor:
         """Attend from (T, dim) new positions to all cached ones and each other; (T, dim)."""
-        T = x.shape[0]
-        heads = self.wqkv(x).float().view(T, -1, self.head_dim)  # (T, n_heads + 2 n_kv, head_dim)
-        qk, v = heads.split([self.n_heads + self.n_kv_heads, self.n_kv_heads], dim=1)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = qk.split([self.n_heads, self.n_kv_heads], dim=1)
-            qk = torch.cat([self.q_norm(q), self.k_norm(k)], dim=1)
-        qk = ops.rotate(qk, cis).to(cache.dtype).transpose(0, 1)  # (n_heads + n_kv, T, head_dim)
-        q, k = qk.split([self.n_heads, self.n_kv_heads])
-        keys, values = cache.append(self.layer, k, v.transpose(0, 1))
-        if self.window is not None and keys.shape[1] > self.window + T - 1:
-            seen = self.window + T - 1
-            keys, values = keys[:, -seen:], values[:, -seen:]
-        mask = None
-        if T > 1:
-            S = keys.shape[1]
-            mask = ops.causal_mask(cache.length, T, S, self.window, x.device)
-        out: Tensor = self.wo(ops.attention(q, keys, values, mask))
-        return out
+        return ops.linear(ops.attend(ops.linear(x, self.wqkv), self), self.wo)
 
 
 class MLP(nn.Module):
@@ -125,10 +104,9 @@ class MLP(nn.Module):
         self.w_gate_up = w_gate_up
         self.w_down = w_down
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, ops: Ops) -> Tensor:
         """Map (T, dim) to (T, dim)."""
-        out: Tensor = self.w_down(ops.swiglu(self.w_gate_up(x)))
-        return out
+        return ops.linear(ops.swiglu(ops.linear(x, self.w_gate_up)), self.w_down)
 
 
 class Block(nn.Module):
@@ -143,8 +121,8 @@ class Block(nn.Module):
         self.mlp_norm = mlp_norm
         self.mlp = mlp
 
-    def forward(self, x: Tensor, cis: Tensor, cache: KVCache) -> Tensor:
+    def forward(self, x: Tensor, ops: Ops) -> Tensor:
         """Map the residual stream (T, dim) float32 to its next state."""
-        x = x + self.attention(self.attention_norm(x), cis, cache)
-        x = x + self.mlp(self.mlp_norm(x))
+        x = ops.add(x, self.attention(ops.rms_norm(x, self.attention_norm), ops))
+        x = ops.add(x, self.mlp(ops.rms_norm(x, self.mlp_norm), ops))
         return x

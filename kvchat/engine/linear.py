@@ -7,6 +7,7 @@ a weight gets is decided when the model is loaded.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
@@ -16,8 +17,14 @@ INT4_GROUP = 32
 """Weights that share one scale and zero point; the block size of Q4_0 and Q4_1."""
 
 
+ROWS_PER_TILE = 16
+"""Rows that our own kernels multiply side by side."""
+
+GROUP_BYTES = {4: 320, 8: 544}
+"""Bytes of a group of 32 inputs of those rows: numbers, scales and, with 4 bits, minima."""
+
 SLAB = 2048
-"""Rows that are rounded at a time."""
+"""Rows that are rounded at a time; whole tiles."""
 
 
 class Linear(nn.Module):
@@ -33,6 +40,10 @@ class Linear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Multiply in the weight's type."""
         return F.linear(x.to(self.weight.dtype), self.weight, self.bias)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Look up rows by ids (T,), as an embedding does."""
+        return F.embedding(ids, self.weight)
 
 
 class Int8Linear(nn.Module):
@@ -124,14 +135,106 @@ class Int4Linear(nn.Module):
         return y if self.bias is None else y + self.bias
 
 
-AnyLinear = Linear | Int8Linear | Int4Linear
+class PackedLinear(nn.Module):
+    """4 or 8 bits in groups of 32 inputs, in the layout of our own kernels.
+
+    4-bit weights are q × scale + minimum, 8-bit ones (q - 128) × scale; scales are float16, as in
+    most files, so that blocks of Q4_0, Q4_1 and Q8_0 are held exactly. Activations are rounded to
+    16 bits per group for a few rows; many rows are multiplied in bfloat16 by an unpacked copy,
+    which lives for one call.
+    """
+
+    FEW = 16
+    """Up to this many rows the packed weights are multiplied as they are."""
+
+    def __init__(
+        self, blocks: Tensor, bits: int, out_features: int, bias: Tensor | None = None
+    ) -> None:
+        super().__init__()
+        self.register_buffer("blocks", blocks)
+        self.register_buffer("bias", bias)
+        self.blocks: Tensor
+        self.bias: Tensor | None
+        self.bits = bits
+        self.out_features = out_features
+        self.in_features = blocks.shape[1] // GROUP_BYTES[bits] * INT4_GROUP
+
+    @classmethod
+    def fits(cls, in_features: int) -> bool:
+        """Whether the kernels take rows of this length."""
+        return in_features % INT4_GROUP == 0
+
+    @classmethod
+    def pack(
+        cls, q: Tensor, scale: Tensor, minimum: Tensor, bits: int, bias: Tensor | None = None
+    ) -> PackedLinear:
+        """Take q (out_features, in_features) uint8, scale and minimum (out, in_features / 32)."""
+        blocks = torch.ops.kvchat.pack(q, scale, minimum, bits)
+        return cls(blocks, bits, len(q), bias)
+
+    @classmethod
+    def quantise(
+        cls,
+        slabs: Iterable[Tensor],
+        out_features: int,
+        bits: int,
+        bias: Tensor | None = None,
+    ) -> PackedLinear:
+        """Round dense rows, which come as slabs of a multiple of 16 rows each."""
+        done, blocks = 0, torch.empty(0)
+        for slab in slabs:
+            packed = torch.ops.kvchat.pack(*_round_groups(slab, bits), bits)
+            if not done:
+                tiles = -(-out_features // ROWS_PER_TILE)
+                blocks = packed.new_empty(tiles, packed.shape[1])
+            blocks[done : done + len(packed)] = packed
+            done += len(packed)
+        return cls(blocks, bits, out_features, bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply; float32 for a few rows, bfloat16 for many."""
+        threads = torch.get_num_threads()
+        if len(x) <= self.FEW:
+            y: Tensor = torch.ops.kvchat.linear(
+                x, self.blocks, self.bits, self.out_features, threads
+            )
+        else:
+            weight = torch.ops.kvchat.unpack(self.blocks, self.bits, self.out_features, threads)
+            y = F.linear(x.to(weight.dtype), weight)
+        return y if self.bias is None else y + self.bias
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Look up rows by ids (T,), as an embedding does."""
+        found: Tensor = torch.ops.kvchat.embed(self.blocks, self.bits, self.out_features, ids)
+        return found
+
+
+def _round_groups(weight: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Round rows to q uint8, scale and minimum: symmetric with 8 bits, from low to high with 4."""
+    groups = weight.float().unflatten(1, (-1, INT4_GROUP))  # (out, in / 32, 32)
+    if bits == 8:
+        scale = (groups.abs().amax(dim=-1) / 127).half()
+        q = (groups / scale.float().clamp(min=1e-12)[..., None]).round_().clamp_(-127, 127) + 128
+        return q.flatten(1).to(torch.uint8), scale, scale
+    low, high = groups.aminmax(dim=-1)
+    scale, low = ((high - low) / 15).half(), low.half()
+    q = (groups - low.float()[..., None]) / scale.float().clamp(min=1e-12)[..., None]
+    return q.round_().clamp_(0, 15).flatten(1).to(torch.uint8), scale, low
+
+
+AnyLinear = Linear | Int8Linear | Int4Linear | PackedLinear
+
+AnyEmbedding = Linear | PackedLinear
+"""What rows can be looked up in."""
 
 
 def weight_class(model: nn.Module) -> str:
     """Return the class of most of a model's linear weights: int4, int8 or a dtype's name."""
     sizes: Counter[str] = Counter()
     for module in model.modules():
-        if isinstance(module, Int4Linear):
+        if isinstance(module, PackedLinear):
+            sizes[f"int{module.bits}"] += module.out_features * module.in_features
+        elif isinstance(module, Int4Linear):
             sizes["int4"] += module.packed.numel() * 2
         elif isinstance(module, Int8Linear):
             sizes["int8"] += module.q.numel()

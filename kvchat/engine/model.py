@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kvchat.engine.config import ModelConfig
 from kvchat.engine.kv_cache import KVCache
 from kvchat.engine.layers import Block, RMSNorm, RotaryEmbedding
-from kvchat.engine.linear import AnyLinear
+from kvchat.engine.linear import AnyEmbedding, AnyLinear
+from kvchat.engine.ops import Ops, TorchOps
 
 
 class Transformer(nn.Module):
@@ -21,15 +21,16 @@ class Transformer(nn.Module):
         self,
         config: ModelConfig,
         *,
-        embedding: Tensor,
+        embedding: AnyEmbedding,
         blocks: Sequence[Block],
         norm: RMSNorm,
         head: AnyLinear,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
         self.config = config
-        self.register_buffer("embedding", embedding)  # (vocab_size, dim)
-        self.embedding: Tensor
+        self.dtype = dtype  # of whatever is not quantised
+        self.embedding = embedding  # read by rows; the head itself where the two are tied
         self.rotary = RotaryEmbedding(config)
         self.blocks = nn.ModuleList(blocks)
         self.norm = norm
@@ -38,14 +39,14 @@ class Transformer(nn.Module):
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return self.embedding.device
+        return self.norm.weight.device
 
     def new_cache(self, max_seq_len: int | None = None) -> KVCache:
         """Return an empty cache that suits this model and its device.
 
         On a CPU it is float32: attention over bfloat16 keys is slower there.
         """
-        dtype = torch.float32 if self.device.type == "cpu" else self.embedding.dtype
+        dtype = torch.float32 if self.device.type == "cpu" else self.dtype
         return KVCache(self.config, dtype=dtype, device=self.device, max_seq_len=max_seq_len)
 
     @torch.inference_mode()
@@ -77,14 +78,22 @@ class Transformer(nn.Module):
             raise ValueError(f"start_pos is {start_pos} but the cache holds {cache.length} tokens")
         T = input_ids.shape[1]
         cache.reserve(T)
-        x = F.embedding(input_ids[0], self.embedding).float()  # (T, dim)
-        cis = self.rotary(start_pos, T, x.device)
-        for block in self.blocks:
-            if check is not None:
-                check()
-            x = block(x, cis, cache)
+        ops = TorchOps(input_ids[0], self.rotary(start_pos, T, self.device), cache)
+        x = self.hidden(ops, check)
         cache.advance(T)
         if not all_logits:
             x = x[-1:]
-        logits: Tensor = self.head(self.norm(x)).float()
-        return logits[None], None, cache
+        return self.logits(x, ops).float()[None], None, cache
+
+    def hidden(self, ops: Ops, check: Callable[[], None] | None = None) -> Tensor:
+        """The residual stream of the new positions after all layers, (T, dim) float32."""
+        x = ops.embed(self.embedding)
+        for block in self.blocks:
+            if check is not None:
+                check()
+            x = block(x, ops)
+        return x
+
+    def logits(self, x: Tensor, ops: Ops) -> Tensor:
+        """The logits that follow each of (T, dim) positions, (T, vocab_size)."""
+        return ops.linear(ops.rms_norm(x, self.norm), self.head)

@@ -1,13 +1,99 @@
-"""The hot operations of the forward pass, as plain torch.
+"""The operations of the forward pass: what they are, and each of them as plain torch.
 
-Each one is the reference a faster version has to agree with.
+The model is written once, against `Ops`. `TorchOps` runs it as it goes and is the reference that
+faster versions have to agree with; a recorder (see `kvchat.engine.step`) notes it down instead.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from kvchat.engine.kv_cache import KVCache
+
+if TYPE_CHECKING:
+    from kvchat.engine.layers import Attention, RMSNorm
+    from kvchat.engine.linear import AnyEmbedding, AnyLinear
+
+
+class Ops(Protocol):
+    """The operations on the T rows of new positions; the residual stream is (T, dim) float32."""
+
+    def embed(self, layer: AnyEmbedding) -> Tensor:
+        """Look up the rows of the new ids; (T, dim)."""
+
+    def rms_norm(self, x: Tensor, norm: RMSNorm) -> Tensor:
+        """Normalise each row."""
+
+    def linear(self, x: Tensor, layer: AnyLinear) -> Tensor:
+        """Multiply (T, in_features) to (T, out_features)."""
+
+    def attend(self, qkv: Tensor, attention: Attention) -> Tensor:
+        """Rotate queries and keys, remember keys and values, and attend; (T, n_heads × head_dim).
+
+        `qkv` is (T, (n_heads + 2 × n_kv_heads) × head_dim).
+        """
+
+    def swiglu(self, gate_up: Tensor) -> Tensor:
+        """Gate (T, 2 × hidden_dim) to (T, hidden_dim)."""
+
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        """Add to the residual stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class TorchOps:
+    """One torch call after another."""
+
+    ids: Tensor
+    """(T,)"""
+    cis: Tensor
+    """The rotations of the new positions, (T, 1, head_dim / 2) complex64."""
+    cache: KVCache
+
+    def embed(self, layer: AnyEmbedding) -> Tensor:
+        """Look up the rows of the new ids."""
+        return layer.rows(self.ids).float()
+
+    def rms_norm(self, x: Tensor, norm: RMSNorm) -> Tensor:
+        """Normalise each row."""
+        return rms_norm(x, norm.weight, norm.eps)
+
+    def linear(self, x: Tensor, layer: AnyLinear) -> Tensor:
+        """Multiply in whatever type the layer multiplies in."""
+        out: Tensor = layer(x)
+        return out
+
+    def attend(self, qkv: Tensor, attention: Attention) -> Tensor:
+        """Rotate, append to the cache and attend, with a mask where it takes one."""
+        a, cache, T = attention, self.cache, len(qkv)
+        heads = qkv.float().view(T, -1, a.head_dim)  # (T, n_heads + 2 n_kv, head_dim)
+        qk, v = heads.split([a.n_heads + a.n_kv_heads, a.n_kv_heads], dim=1)
+        if a.q_norm is not None and a.k_norm is not None:
+            q, k = qk.split([a.n_heads, a.n_kv_heads], dim=1)
+            qk = torch.cat([self.rms_norm(q, a.q_norm), self.rms_norm(k, a.k_norm)], dim=1)
+        qk = rotate(qk, self.cis).to(cache.dtype).transpose(0, 1)  # (n_heads + n_kv, T, head_dim)
+        q, k = qk.split([a.n_heads, a.n_kv_heads])
+        keys, values = cache.append(a.layer, k, v.transpose(0, 1))
+        if a.window is not None and keys.shape[1] > a.window + T - 1:
+            seen = a.window + T - 1
+            keys, values = keys[:, -seen:], values[:, -seen:]
+        mask = None
+        if T > 1:
+            mask = causal_mask(cache.length, T, keys.shape[1], a.window, qkv.device)
+        return attention_of(q, keys, values, mask)
+
+    def swiglu(self, gate_up: Tensor) -> Tensor:
+        """Gate the inner layer of an MLP."""
+        return swiglu(gate_up)
+
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        """Add to the residual stream."""
+        return x + y
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -29,7 +115,7 @@ def rotate(x: Tensor, cis: Tensor) -> Tensor:
     return torch.view_as_real(pairs * cis).flatten(-2)
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+def attention_of(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """Grouped-query attention of T new positions over S cached ones.
 
     `q` is (n_heads, T, head_dim), `k` and `v` (n_kv_heads, S, head_dim), `mask` (T, S) bool with

@@ -71,8 +71,8 @@ class GGUFFile:
         raw = np.frombuffer(part.data, dtype=np.uint8, count=info.nbytes, offset=info.offset)
         return torch.from_numpy(raw).view(rows, -1)
 
-    def tensor(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        """A dequantised copy of a tensor, in its own shape.
+    def tensor(self, name: str, dtype: torch.dtype, rows: slice = slice(None)) -> torch.Tensor:
+        """A dequantised copy of a tensor, or of a part along its first dimension.
 
         Raises:
             ModelFileError: as `blocks`.
@@ -80,7 +80,9 @@ class GGUFFile:
         from kvchat.models.gguf_blocks import dequantize
 
         info, _ = self._find(name)
-        return dequantize(self.blocks(name), info.type, dtype).view(info.shape)
+        blocks = self.blocks(name).view(*info.shape[:-1], -1)[rows]
+        flat = dequantize(blocks.reshape(-1, blocks.shape[-1]), info.type, dtype)
+        return flat.view(*blocks.shape[:-1], info.shape[-1])
 
     def release(self, name: str) -> None:
         """Let the system drop a tensor's pages from memory; they are read again when needed.

@@ -15,7 +15,7 @@ from kvchat.models.families import GGUF_NAMES, Family, family_of_gguf, file_name
 from kvchat.models.gguf import GGUFFile
 from kvchat.models.gguf_blocks import q4_parts
 from kvchat.models.gguf_types import GGMLType
-from kvchat.models.weights import Int4Parts
+from kvchat.models.weights import ALL, Int4Parts
 
 _WHOLE_NUMBERS = (GGMLType.I8, GGMLType.I16, GGMLType.I32, GGMLType.I64)
 
@@ -33,8 +33,12 @@ class GGUFWeights:
         """Whether the file holds a weight of this name."""
         return file_name(GGUF_NAMES, name) in self.file.tensors
 
-    def dense(self, name: str, dtype: torch.dtype) -> Tensor:
-        """Return a weight unpacked to `dtype`."""
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a weight."""
+        return tuple(self.file.tensors[file_name(GGUF_NAMES, name)].shape)
+
+    def dense(self, name: str, dtype: torch.dtype, rows: slice = ALL) -> Tensor:
+        """Return rows of a weight unpacked to `dtype`."""
         key = file_name(GGUF_NAMES, name)
         kind = self.file.tensors[key].type
         if kind in _WHOLE_NUMBERS:
@@ -42,7 +46,7 @@ class GGUFWeights:
                 f"the weight {key} has the type {kind.name}, whole numbers without a scale; take "
                 "another conversion of the model"
             )
-        return self.file.tensor(key, dtype)
+        return self.file.tensor(key, dtype, rows)
 
     def int4(self, name: str) -> Int4Parts | None:
         """Return the parts of a weight in groups of 32 numbers of 4 bits."""

@@ -16,7 +16,7 @@ from kvchat.engine.config import ModelConfig, RopeConfig
 from kvchat.engine.errors import ModelFileError, UnsupportedModelError
 from kvchat.models.config_values import MAX_LAYERS, check_config, number, section, size, switch
 from kvchat.models.families import HF_NAMES, Family, family_of_hf, file_name
-from kvchat.models.weights import Int4Parts
+from kvchat.models.weights import ALL, Int4Parts
 
 DTYPES = {
     "F64": torch.float64,
@@ -135,8 +135,12 @@ class HFWeights:
         """Whether the folder holds a weight of this name."""
         return file_name(HF_NAMES, name) in self._homes
 
-    def dense(self, name: str, dtype: torch.dtype) -> Tensor:
-        """Return a weight in `dtype`."""
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a weight."""
+        return tuple(self._slice(name).get_shape())
+
+    def dense(self, name: str, dtype: torch.dtype, rows: slice = ALL) -> Tensor:
+        """Return rows of a weight in `dtype`."""
         key = file_name(HF_NAMES, name)
         path = self._homes[key]
         file = self._open(path)
@@ -146,7 +150,7 @@ class HFWeights:
                 f"the weight {key} in {path.name} has the type {kind}; supported are "
                 + ", ".join(DTYPES)
             )
-        tensor: Tensor = file.get_tensor(key)
+        tensor: Tensor = file.get_tensor(key) if rows == ALL else file.get_slice(key)[rows]
         return tensor.to(dtype)
 
     def int4(self, name: str) -> Int4Parts | None:

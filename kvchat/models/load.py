@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from kvchat.engine import native
 from kvchat.engine.config import ModelConfig
 from kvchat.engine.engine import STASH_BUDGET, Engine
 from kvchat.engine.errors import SettingError, TemplateError, UnsupportedModelError
 from kvchat.engine.linear import weight_class
 from kvchat.engine.memory import memory_is_enough
 from kvchat.engine.model import Transformer
+from kvchat.engine.step import EagerStep, RecordedStep
 from kvchat.engine.types import LIMITS, LoadProgress, SamplingParams
 from kvchat.models import gguf_tokenizer, hf_tokenizer
 from kvchat.models.gguf import GGUFFile
@@ -28,6 +30,7 @@ from kvchat.models.pull import PullProgress, pull
 from kvchat.models.template import ChatTemplate, Message
 from kvchat.models.tokenizer import Tokenizer
 from kvchat.models.weights import Quant, WeightSource, build_transformer
+from kvchat.settings import cache_dir
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -118,6 +121,7 @@ def load(
     ctx: int | None = None,
     threads: int | None = None,
     speculate: bool = False,
+    kernels: bool = True,
     stash_bytes: int = STASH_BUDGET,
     progress: Callable[[LoadProgress | PullProgress], None] | None = None,
 ) -> LanguageModel:
@@ -133,6 +137,7 @@ def load(
         speculate: run guesses of the next tokens along where that pays; it changes no token's
             probability. What a pass costs is measured once for a model on a machine, which takes
             about a second.
+        kernels: use our own kernels for the CPU where this machine has them.
         stash_bytes: host memory for cut-off parts of the cache.
         progress: called as the default model is fetched and as weights are read; an exception
             from it ends the load.
@@ -155,14 +160,19 @@ def load(
         raise SettingError(
             f"--ctx {ctx!r} is outside 1 to {source.config.max_seq_len}, the model's own context"
         )
+    kernels = kernels and where.type == "cpu" and native.load(cache_dir() / native.FOLDER)
     with memory_is_enough():
-        model = build_transformer(source, dtype=kind, quant=quant, device=where, progress=progress)
+        model = build_transformer(
+            source, dtype=kind, quant=quant, device=where, kernels=kernels, progress=progress
+        )
+    step = RecordedStep(model) if kernels and RecordedStep.can_run(model) else EagerStep(model)
     engine = Engine(
         model,
         eog_ids=tokenizer.eog_ids,
         exempt_ids=tokenizer.exempt_ids,
         max_seq_len=ctx,
         stash_budget=stash_bytes,
+        step=step,
     )
     if speculate:
         with memory_is_enough():

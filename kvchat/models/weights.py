@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -12,7 +12,16 @@ from torch import Tensor
 from kvchat.engine.config import ModelConfig
 from kvchat.engine.errors import ModelFileError
 from kvchat.engine.layers import MLP, Attention, Block, RMSNorm
-from kvchat.engine.linear import AnyLinear, Int4Linear, Int8Linear, Linear
+from kvchat.engine.linear import (
+    ROWS_PER_TILE,
+    SLAB,
+    AnyEmbedding,
+    AnyLinear,
+    Int4Linear,
+    Int8Linear,
+    Linear,
+    PackedLinear,
+)
 from kvchat.engine.model import Transformer
 from kvchat.engine.types import LoadProgress
 
@@ -23,6 +32,8 @@ already."""
 
 EIGHT_BITS = 9.0
 """Bits per number up to which a weight counts as quantised; Q8_0 takes 8.5 with its scales."""
+
+ALL = slice(None)
 
 Int4Parts = tuple[Tensor, Tensor, Tensor]
 """q (out, in) uint8, scale and minimum (out, in / 32): weights are q × scale + minimum."""
@@ -40,8 +51,11 @@ class WeightSource(Protocol):
     def has(self, name: str) -> bool:
         """Whether the file holds a weight of this name."""
 
-    def dense(self, name: str, dtype: torch.dtype) -> Tensor:
-        """Return a weight unpacked to `dtype`; a view of the mapped file where that is it."""
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a weight."""
+
+    def dense(self, name: str, dtype: torch.dtype, rows: slice = ALL) -> Tensor:
+        """Return rows of a weight unpacked to `dtype`; a view of the mapped file if it is that."""
 
     def int4(self, name: str) -> Int4Parts | None:
         """Return a weight's 4-bit parts, or None when the file holds it otherwise."""
@@ -59,25 +73,31 @@ def build_transformer(
     dtype: torch.dtype,
     quant: Quant,
     device: torch.device,
+    kernels: bool = False,
     progress: Callable[[LoadProgress], None] | None = None,
 ) -> Transformer:
     """Read all weights and put the model together on its device.
 
+    `kernels` says that our own are loaded: quantised weights then take their layout.
     `progress` is called after every weight and once at the end, then with `done` equal to
     `total`; an exception from it ends the load.
 
     Raises:
         ModelFileError: a weight is missing or has a shape that the configuration denies.
     """
-    builder = _Builder(source, dtype, quant, device, progress)
+    builder = _Builder(
+        source, dtype=dtype, quant=quant, device=device, packs=kernels, progress=progress
+    )
     config = source.config
-    embedding = builder.dense("embedding.weight", (config.vocab_size, config.dim))
+    embedding = builder.embedding()
     blocks = [builder.block(i) for i in range(config.n_layers)]
     norm = builder.norm("norm.weight", config.dim)
     head = builder.head(embedding)
     if progress is not None:  # a file may hold weights that this model has no use for
         progress(LoadProgress(source.nbytes, source.nbytes, "done"))
-    return Transformer(config, embedding=embedding, blocks=blocks, norm=norm, head=head).eval()
+    return Transformer(
+        config, embedding=embedding, blocks=blocks, norm=norm, head=head, dtype=dtype
+    ).eval()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +108,27 @@ class _Rows:
     out_features: int
     rotated: bool = False
     """Queries and keys: rows may have to be reordered."""
+    biased: bool = True
+    """Whether there may be a bias."""
+
+
+_BITS = {"int8": 8, "int4": 4}
+
+
+def _head_quant(quant: Quant) -> Quant:
+    """The class of the embeddings: rounded to 4 bits they would lose more than all other layers."""
+    return "int8" if quant == "int4" else quant
 
 
 class _Builder:
     def __init__(
         self,
         source: WeightSource,
+        *,
         dtype: torch.dtype,
         quant: Quant,
         device: torch.device,
+        packs: bool,
         progress: Callable[[LoadProgress], None] | None,
     ) -> None:
         self.source = source
@@ -106,6 +138,7 @@ class _Builder:
         self.device = device
         self.progress = progress
         self.done = 0
+        self.packs = packs
 
     def block(self, i: int) -> Block:
         c = self.config
@@ -146,41 +179,82 @@ class _Builder:
         weight = self.dense(name, (self.config.head_dim,), torch.float32)
         return RMSNorm(self._paired(weight), self.config.norm_eps)
 
-    def linear(self, rows: list[_Rows], in_features: int) -> AnyLinear:
+    def linear(self, rows: list[_Rows], in_features: int, quant: Quant | None = None) -> AnyLinear:
         """Build one linear layer from stacked matrices, in the class that `quant` asks for."""
+        quant = quant or self.quant
+        packs = self.packs and PackedLinear.fits(in_features)
         out_features = sum(part.out_features for part in rows)
         bias = self._bias(rows)
-        if self.quant in ("auto", "int4") and Int4Linear.fits(out_features, in_features):
+        if quant in ("auto", "int4") and (packs or Int4Linear.fits(out_features, in_features)):
             parts = [self._int4(part, in_features) for part in rows]
             if all(part is not None for part in parts):
                 q, scale, minimum = (torch.cat(t) for t in zip(*parts, strict=True))
                 self._release(rows)
+                if packs:
+                    return PackedLinear.pack(q, scale, minimum, 4, bias)
                 return Int4Linear.pack(q, scale, minimum, bias)
+        kind = self._class(quant, max(self._bits(part) for part in rows))
+        if packs and kind != "none":
+            slabs = self._slabs(rows, in_features)
+            layer = PackedLinear.quantise(slabs, out_features, _BITS[kind], bias)
+            self._release(rows)
+            return layer
         weight = torch.cat([self._dense_rows(part, in_features) for part in rows])
         self._release(rows)
-        return self._rounded(weight, self.quant, max(self._bits(part) for part in rows), bias)
+        return self._rounded(weight, kind, bias)
 
-    def head(self, embedding: Tensor) -> AnyLinear:
-        """Build the output head, which may share the embedding's weight."""
+    def embedding(self) -> AnyEmbedding:
+        """Build the table of embeddings, which is the output head as well where they are tied."""
+        c = self.config
+        rows = [_Rows("embedding", c.vocab_size, biased=False)]
+        if self.packs:
+            layer = self.linear(rows, c.dim, _head_quant(self.quant))
+            if isinstance(layer, Linear | PackedLinear):
+                return layer
+        return Linear(self.dense("embedding.weight", (c.vocab_size, c.dim)))
+
+    def head(self, embedding: AnyEmbedding) -> AnyLinear:
+        """Build the output head."""
         c = self.config
         if not c.tied_embeddings:
             return self.linear([_Rows("head", c.vocab_size)], c.dim)
-        # The embedding is looked up row by row and stays as it is; the head reads all of it for
-        # every token, so its class decides a good part of the speed. In 4 bits it would lose more
-        # than all other layers together.
+        if not isinstance(embedding, Linear):
+            return embedding
+        # Rows are looked up in the dense table; the head reads all of it for every token, so its
+        # class decides a good part of the speed.
         bits = self._bits(_Rows("embedding", c.vocab_size))
-        quant: Quant = "int8" if self.quant == "int4" else self.quant
-        return self._rounded(embedding, quant, bits, None)
+        return self._rounded(embedding.weight, self._class(_head_quant(self.quant), bits), None)
 
-    def _rounded(self, weight: Tensor, quant: Quant, bits: float, bias: Tensor | None) -> AnyLinear:
-        """Put a dense weight, which takes so many bits in the file, into a class."""
+    @staticmethod
+    def _class(quant: Quant, bits: float) -> Quant:
+        """Choose the class of a weight that takes so many bits a number in the file."""
         if quant == "auto":
-            quant = "int8" if bits <= EIGHT_BITS else "none"
+            return "int8" if bits <= EIGHT_BITS else "none"
+        return quant
+
+    def _rounded(self, weight: Tensor, quant: Quant, bias: Tensor | None) -> AnyLinear:
+        """Put a dense weight into a class that torch's own operators know, if its shape fits."""
         if quant == "int8" and Int8Linear.fits(*weight.shape):
             return Int8Linear.quantise(weight, bias)
         if quant == "int4" and Int4Linear.fits(*weight.shape):
             return Int4Linear.quantise(weight, bias)
         return Linear(weight, bias)
+
+    def _slabs(self, rows: list[_Rows], in_features: int) -> Iterator[Tensor]:
+        """Yield stacked matrices in float32, a slab at a time: whole, a head would be the peak of
+        all memory."""
+        if any(part.out_features % ROWS_PER_TILE for part in rows[:-1]):
+            parts = [self._dense_rows(part, in_features, torch.float32) for part in rows]
+            yield from torch.cat(parts).split(SLAB)
+            return
+        for part in rows:
+            name = f"{part.name}.weight"
+            if part.rotated:
+                yield self._dense_rows(part, in_features, torch.float32)
+                continue
+            self._check_shape(name, (part.out_features, in_features))
+            for start in range(0, part.out_features, SLAB):
+                yield self.source.dense(name, torch.float32, slice(start, start + SLAB))
 
     def _bits(self, part: _Rows) -> float:
         return self.source.bits(f"{part.name}.weight")
@@ -192,19 +266,24 @@ class _Builder:
         return tensor
 
     def _read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        self._check_shape(name, shape)
+        return self.source.dense(name, dtype)
+
+    def _check_shape(self, name: str, shape: tuple[int, ...]) -> None:
         if not self.source.has(name):
             raise ModelFileError(f"the model file lacks the weight {name}; fetch it again")
-        tensor = self.source.dense(name, dtype)
-        if tuple(tensor.shape) != shape:
+        found = tuple(self.source.shape(name))
+        if found != shape:
             raise ModelFileError(
-                f"the weight {name} has the shape {tuple(tensor.shape)} where the model's "
+                f"the weight {name} has the shape {found} where the model's "
                 f"configuration says {shape}; the file is damaged or of an unknown variant"
             )
-        return tensor
 
-    def _dense_rows(self, part: _Rows, in_features: int) -> Tensor:
+    def _dense_rows(
+        self, part: _Rows, in_features: int, dtype: torch.dtype | None = None
+    ) -> Tensor:
         shape = (part.out_features, in_features)
-        weight = self._read(f"{part.name}.weight", shape, self.dtype)
+        weight = self._read(f"{part.name}.weight", shape, dtype or self.dtype)
         return (self._paired(weight) if part.rotated else weight).to(self.device)
 
     def _int4(self, part: _Rows, in_features: int) -> Int4Parts | None:
@@ -218,7 +297,7 @@ class _Builder:
         return found
 
     def _bias(self, rows: list[_Rows]) -> Tensor | None:
-        if not any(self.source.has(f"{part.name}.bias") for part in rows):
+        if not any(part.biased and self.source.has(f"{part.name}.bias") for part in rows):
             return None
         biases = []
         for part in rows:

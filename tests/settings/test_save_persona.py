@@ -47,7 +47,7 @@ def test_a_first_persona_makes_the_file() -> None:
         ("[personas.brief]\n", "brief", "already"),
         ("personas = {}\n", "brief", "cannot take a section"),
         ("[broken\n", "brief", "not sound"),
-        ("x = \"\xff", "brief", "not sound"),
+        ('x = "\xff', "brief", "not sound"),
     ],
 )
 def test_what_cannot_be_saved_leaves_the_file(text: str, name: str, reason: str) -> None:
