@@ -80,9 +80,11 @@ class GGUFFile:
         from kvchat.models.gguf_blocks import dequantize
 
         info, _ = self._find(name)
-        blocks = self.blocks(name).view(*info.shape[:-1], -1)[rows]
-        flat = dequantize(blocks.reshape(-1, blocks.shape[-1]), info.type, dtype)
-        return flat.view(*blocks.shape[:-1], info.shape[-1])
+        blocks = self.blocks(name)
+        if len(info.shape) != 2:
+            whole = dequantize(blocks, info.type, dtype).view(info.shape)
+            return whole[rows] if info.shape else whole
+        return dequantize(blocks[rows], info.type, dtype)
 
     def release(self, name: str) -> None:
         """Let the system drop a tensor's pages from memory; they are read again when needed.

@@ -141,15 +141,9 @@ class HFWeights:
 
     def dense(self, name: str, dtype: torch.dtype, rows: slice = ALL) -> Tensor:
         """Return rows of a weight in `dtype`."""
+        self._dtype(name)
         key = file_name(HF_NAMES, name)
-        path = self._homes[key]
-        file = self._open(path)
-        kind = file.get_slice(key).get_dtype()
-        if kind not in DTYPES:
-            raise UnsupportedModelError(
-                f"the weight {key} in {path.name} has the type {kind}; supported are "
-                + ", ".join(DTYPES)
-            )
+        file = self._open(self._homes[key])
         tensor: Tensor = file.get_tensor(key) if rows == ALL else file.get_slice(key)[rows]
         return tensor.to(dtype)
 
@@ -159,11 +153,21 @@ class HFWeights:
 
     def bits(self, name: str) -> float:
         """Return how many bits a number of a weight takes."""
-        return 8 * DTYPES[self._slice(name).get_dtype()].itemsize
+        return 8 * self._dtype(name).itemsize
 
     def release(self, name: str) -> int:
         """Return a weight's bytes in the file."""
         return int(math.prod(self._slice(name).get_shape()) * self.bits(name)) // 8
+
+    def _dtype(self, name: str) -> torch.dtype:
+        kind = self._slice(name).get_dtype()
+        if kind not in DTYPES:
+            key = file_name(HF_NAMES, name)
+            raise UnsupportedModelError(
+                f"the weight {key} in {self._homes[key].name} has the type {kind}; supported are "
+                + ", ".join(DTYPES)
+            )
+        return DTYPES[kind]
 
     def _slice(self, name: str) -> Any:
         key = file_name(HF_NAMES, name)

@@ -184,6 +184,8 @@ class _Builder:
         quant = quant or self.quant
         packs = self.packs and PackedLinear.fits(in_features)
         out_features = sum(part.out_features for part in rows)
+        for part in rows:
+            self._check_shape(f"{part.name}.weight", (part.out_features, in_features))
         bias = self._bias(rows)
         if quant in ("auto", "int4") and (packs or Int4Linear.fits(out_features, in_features)):
             parts = [self._int4(part, in_features) for part in rows]
