@@ -54,6 +54,11 @@ STREAM = (
     Goal("key_ms_p95", "key to screen, 95%", "≤", 50, "{:.0f} ms"),
 )
 
+RESUME = (
+    Goal("load_s", "loading the snapshot", "≤", 0.5, "{:.2f} s"),
+    Goal("resumed_share", "wait after opening / with the chat open", "≤", 1.3, "{:.2f} ×"),
+)
+
 
 STORE = (
     Goal("hand_over_ms_max", "a reply waits for its saving, at most", "≤", 5, "{:.2f} ms"),

@@ -18,6 +18,7 @@ from kvchat.settings import Settings
 if TYPE_CHECKING:
     from kvchat.bench.report import Report
     from kvchat.bench.result import BenchResult
+    from kvchat.bench.resume import ResumeReport, ResumeResult
     from kvchat.bench.speculation import SpeculationReport, SpeculationResult
     from kvchat.bench.store import StoreResult
     from kvchat.bench.store_report import StoreReport
@@ -46,6 +47,9 @@ def bench(  # noqa: PLR0917 (the command line passes them all by name)
     speculate: Annotated[
         bool, typer.Option("--speculate", help="Measure what n-gram speculation brings instead.")
     ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Measure how a long chat is opened again instead.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead of a table.")
     ] = False,
@@ -62,13 +66,17 @@ def bench(  # noqa: PLR0917 (the command line passes them all by name)
         threads=settings.threads,
     )
     given = {name: n for name, n in (("turns", turns), ("repeats", repeats)) if n is not None}
-    result: BenchResult | UiResult | SpeculationResult | StoreResult
-    report: Report | UiReport | SpeculationReport | StoreReport
+    result: BenchResult | UiResult | SpeculationResult | StoreResult | ResumeResult
+    report: Report | UiReport | SpeculationReport | StoreReport | ResumeReport
     try:
         if speculate:
             if ui or compare or turns is not None:
                 raise SettingError("--ui, --compare and --turns have no meaning with --speculate")
             result, report = _speculation(load, quick, repeats)
+        elif resume:
+            if ui or compare or turns is not None:
+                raise SettingError("--ui, --compare and --turns have no meaning with --resume")
+            result, report = _resume(load, quick, repeats)
         elif ui:
             if compare or turns is not None:
                 raise SettingError("--compare and --turns have no meaning with --ui")
@@ -107,6 +115,16 @@ def _speculation(
 
     result = run(load, repeats or (1 if quick else 3), progress=status)
     return result, SpeculationReport(result)
+
+
+def _resume(
+    load: LoadSettings, quick: bool, repeats: int | None
+) -> tuple[ResumeResult, ResumeReport]:
+    from kvchat.bench.resume import TOKENS, ResumeReport, run
+
+    tokens = TOKENS // 4 if quick else TOKENS
+    result = run(load, repeats or (1 if quick else 3), tokens=tokens, progress=status)
+    return result, ResumeReport(result)
 
 
 def _store(

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -15,20 +12,13 @@ from kvchat.chat.chat_files import read_file, write_chats, write_file
 from kvchat.chat.plain_text import one_line
 from kvchat.chat.tags import tags_in
 from kvchat.cli import FAILED
+from kvchat.cli.chat_snapshots import snapshots
+from kvchat.cli.chat_tables import SHORT, Id, Ids, Json, open_store, show_table, to_json
 from kvchat.cli.output import Output, note
 from kvchat.engine.errors import KvchatError, SettingError
 
-if TYPE_CHECKING:
-    from kvchat.chat.store import Store
-
 chats = typer.Typer()
-
-_Id = Annotated[str, typer.Argument(metavar="ID", help="An id, or how it begins.")]
-_Ids = Annotated[list[str], typer.Argument(metavar="ID...", help="Ids, or how they begin.")]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-
-_SHORT = 8
-"""Characters of an id that are shown; more are needed only if two chats begin alike."""
+chats.add_typer(snapshots, name="snapshots")
 
 
 @chats.callback(invoke_without_command=True)
@@ -47,20 +37,20 @@ def list_chats(
     deleted: Annotated[
         bool, typer.Option("--deleted", help="Those that were deleted and can come back.")
     ] = False,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """List chats, those changed last first."""
     output = Output()
-    found = _store().chats(text, tag=tag, deleted=deleted)
+    found = open_store().chats(text, tag=tag, deleted=deleted)
     if as_json:
-        output.write(_as_json([chat._asdict() for chat in found]))
+        output.write(to_json([chat._asdict() for chat in found]))
     elif found:
-        _table(
+        show_table(
             output,
             ("ID", "Changed", "Messages", "Title"),
             [
                 (
-                    chat.id[:_SHORT],
+                    chat.id[:SHORT],
                     f"{chat.changed:%Y-%m-%d %H:%M}",
                     f"{chat.messages:,}",
                     " ".join(["★"] * chat.pinned + [chat.title] + [f"#{t}" for t in chat.tags]),
@@ -73,9 +63,9 @@ def list_chats(
 
 
 @chats.command()
-def show(id: _Id) -> None:
+def show(id: Id) -> None:
     """Print a chat's active path as Markdown."""
-    store = _store()
+    store = open_store()
     write_chats(store, [store.find(id)], "markdown", Output())
 
 
@@ -83,18 +73,18 @@ def show(id: _Id) -> None:
 def search(
     text: Annotated[list[str], typer.Argument(metavar="TEXT...", help="Words to look for.")],
     limit: Annotated[int, typer.Option("--limit", min=1, help="Most messages to show.")] = 50,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """Find messages in all chats, newest first."""
     output = Output()
-    hits = _store().search(" ".join(text), limit=limit)
+    hits = open_store().search(" ".join(text), limit=limit)
     if as_json:
-        output.write(_as_json([asdict(hit) for hit in hits]))
+        output.write(to_json([asdict(hit) for hit in hits]))
         return
     for hit in hits:
         who = "you" if hit.role == "user" else "model"
         title = one_line(hit.title)
-        output.write(f"{hit.chat_id[:_SHORT]}  {hit.when:%Y-%m-%d %H:%M}  {who}, in {title}\n")
+        output.write(f"{hit.chat_id[:SHORT]}  {hit.when:%Y-%m-%d %H:%M}  {who}, in {title}\n")
         output.write(f"  {one_line(hit.excerpt)}\n")
     if not hits:
         note("nothing was found")
@@ -102,36 +92,36 @@ def search(
 
 @chats.command()
 def rename(
-    id: _Id,
+    id: Id,
     title: Annotated[
         list[str] | None,
         typer.Argument(metavar="[TITLE]...", help="Without one it is called by its first words."),
     ] = None,
 ) -> None:
     """Give a chat another title."""
-    store = _store()
+    store = open_store()
     store.rename(store.find(id), " ".join(title or []).strip())
 
 
 @chats.command()
 def pin(
-    ids: _Ids,
+    ids: Ids,
     off: Annotated[bool, typer.Option("--off", help="No longer.")] = False,
 ) -> None:
     """Keep chats at the top of the list."""
-    store = _store()
+    store = open_store()
     for chat_id in [store.find(each) for each in ids]:
         store.pin(chat_id, not off)
 
 
 @chats.command()
 def tag(
-    id: _Id,
+    id: Id,
     tags: Annotated[list[str], typer.Argument(metavar="TAG...", help="Words of your own.")],
     off: Annotated[bool, typer.Option("--off", help="Take them away.")] = False,
 ) -> None:
     """Give a chat tags; `kvchat chats list --tag` lists the chats with one."""
-    store = _store()
+    store = open_store()
     chat_id = store.find(id)
     before = {tag for chat in store.chats() if chat.id == chat_id for tag in chat.tags}
     named = set(tags_in(" ".join(tags)))
@@ -139,26 +129,26 @@ def tag(
 
 
 @chats.command()
-def duplicate(id: _Id) -> None:
+def duplicate(id: Id) -> None:
     """Copy a chat with all its branches, and print the copy's id."""
-    store = _store()
+    store = open_store()
     copy = store.duplicate(store.find(id))
     Output().write(f"{copy}\n")
 
 
 @chats.command()
-def delete(ids: _Ids) -> None:
+def delete(ids: Ids) -> None:
     """Take chats off the list; `kvchat chats restore` brings them back within thirty days."""
-    store = _store()
+    store = open_store()
     for chat_id in [store.find(each) for each in ids]:
         store.delete(chat_id)
-        note(f"deleted; `kvchat chats restore {chat_id[:_SHORT]}` brings it back")
+        note(f"deleted; `kvchat chats restore {chat_id[:SHORT]}` brings it back")
 
 
 @chats.command()
-def restore(ids: _Ids) -> None:
+def restore(ids: Ids) -> None:
     """Bring back chats that were deleted."""
-    store = _store()
+    store = open_store()
     deleted = [chat.id for chat in store.chats(deleted=True)]
     for beginning in ids:
         found = [chat_id for chat_id in deleted if chat_id.startswith(beginning)]
@@ -194,7 +184,7 @@ def export_chats(
     if name not in WRITERS:
         told = f"'{format}' is no format" if format else f"the end of '{output}' tells no format"
         raise SettingError(f"{told}; --format takes {', '.join(WRITERS)}")
-    store = _store()
+    store = open_store()
     wanted = [store.find(each) for each in ids] if ids else [chat.id for chat in store.chats()]
     if output is None:
         write_chats(store, wanted, name, Output())
@@ -214,7 +204,7 @@ def import_chats(
     ],
 ) -> None:
     """Add the chats of files to those that are here."""
-    store = _store()
+    store = open_store()
     sound = True
     for path in files:
         done = read_file(store, path)
@@ -227,29 +217,5 @@ def import_chats(
         raise typer.Exit(FAILED)
 
 
-def _store() -> Store:
-    from kvchat.chat.store import Store
-
-    return Store(tell=note)
-
-
 def _count(n: int) -> str:
     return f"{n:,} chat" + ("s" if n != 1 else "")
-
-
-def _as_json(value: object) -> str:
-    return json.dumps(value, indent=2, ensure_ascii=False, default=datetime.isoformat) + "\n"
-
-
-def _table(output: Output, titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title in titles:
-        number = title == "Messages"
-        table.add_column(title, justify="right" if number else "left", no_wrap=title != "Title")
-    for row in rows:
-        table.add_row(*(Text(one_line(cell)) for cell in row))
-    output.show(table)

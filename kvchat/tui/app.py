@@ -25,6 +25,7 @@ from kvchat.settings import Settings, log_file, remember
 from kvchat.tui.ascii_filter import AsciiFilter, speaks_unicode
 from kvchat.tui.bridge import EngineUpdate, EventBridge
 from kvchat.tui.clipboard import fill_clipboard, osc52
+from kvchat.tui.kept_cache import KeptCache
 from kvchat.tui.keymap import Keymap
 from kvchat.tui.main_screen import MainScreen
 from kvchat.tui.modals.text_editor import TextEditor
@@ -197,13 +198,14 @@ class KvchatApp(App[None]):
         return next(screen for screen in self.screen_stack if isinstance(screen, MainScreen))
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
-        """Yield the palette's commands: whatever has a key, and the presets."""
+        """Yield the palette's commands: what has a key, the presets, the chat's snapshot."""
         main = self._main_screen
         nodes = (("", main), ("Message: ", main.transcript), ("", self))
         yield from palette_commands(nodes, self.keymap)
         for name in main.sampling.preset_names:
             use = partial(main.sampling.use_preset, name)
             yield SystemCommand(f"Preset: {name}", "Move the sliders to it", use)
+        yield KeptCache(main).command()
 
     def _fatal_error(self) -> None:
         """Put the traceback into the log, not on the user's terminal."""

@@ -65,6 +65,8 @@ class EventFeed:
         """The worker's, with the chat that a command was about last; None without a model."""
         self.running: Command | None = None
         """The command that is being carried out; None while the worker is idle."""
+        self.cache: CacheStatus | None = None
+        """What the worker has told of the session's cache last."""
         self._working: ChatPane | None = None
         self._stash_budget = stash_budget
         self._pieces: list[tuple[str, bool]] = []
@@ -249,6 +251,7 @@ class EventFeed:
             )
 
     def _cache(self, event: CacheStatus) -> None:
+        self.cache = event
         if self.session is None:
             return
         conversation = self.session.conversation
@@ -263,6 +266,7 @@ class EventFeed:
             event.stash_bytes,
             self._stash_budget,
         )
+        self.screen.cache.update_snapshot(event.keeps_cache, event.snapshot_bytes)
 
 
 def bar(share: float) -> str:

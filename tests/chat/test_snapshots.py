@@ -25,6 +25,7 @@ from kvchat.chat.conversation import Conversation
 from kvchat.chat.events import CommandFailed, CommandFinished, ReplyStarted, TurnFinished
 from kvchat.chat.ledger import Turn
 from kvchat.chat.provenance import Provenance, fingerprint
+from kvchat.chat.session import ChatSession
 from kvchat.chat.snapshot_folder import SnapshotFolder
 from kvchat.chat.snapshots import Snapshots, made_with, snapshot_text
 from kvchat.engine.engine import Engine
@@ -79,8 +80,9 @@ class Desk(Rig):
         return self.kept.folder.file(self.chat.id)
 
     def written(self) -> bytes:
-        """Wait until a snapshot is there that holds all that is cached."""
-        wait_until(lambda: self.kept._ids.get(self.chat.id) == list(self.session.engine.ids))
+        """Wait until a snapshot is there that holds all that is certain of the next turn."""
+        certain = ChatSession(self.session.llm, conversation=self.chat).certain()
+        wait_until(lambda: self.kept._ids.get(self.chat.id) == certain)
         self.settled()
         return self.file.read_bytes()
 

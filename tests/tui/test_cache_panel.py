@@ -209,3 +209,17 @@ def test_a_sparkline_starts_at_zero_and_cuts_off_what_is_far_above() -> None:
     assert sparkline([], 2, UNICODE.levels) == ["", ""]
     top, bottom = sparkline([10, 10, 100], 2, UNICODE.levels)
     assert (top, bottom) == ("  █", "▅▅█")
+
+
+async def test_a_snapshot_on_the_disk_has_a_line() -> None:
+    app = Host()
+    async with app.run_test() as pilot:
+        fill(app.cache)
+        app.cache.update_snapshot(True, 0)
+        await pilot.pause()
+        assert app.rows()[6] == "snapshot on disk not written yet"
+        app.cache.update_snapshot(True, 172 * MIB)
+        app.cache.update_turn(turn(loaded=700))
+        await pilot.pause()
+        assert app.rows()[6] == "snapshot on disk         172 MiB"
+        assert app.rows()[8] == "reused     1,412 (700 from disk)"

@@ -74,6 +74,8 @@ class CachePanel(Widget):
         self._kv_bytes = 0
         self._stash_bytes = 0
         self._stash_budget = 0
+        self._kept = False
+        self._snapshot_bytes = 0
         self._turn: Turn | None = None
 
     def update_cache(
@@ -98,6 +100,12 @@ class CachePanel(Widget):
         self._kv_bytes = kv_bytes
         self._stash_bytes = stash_bytes
         self._stash_budget = stash_budget
+        self.refresh()
+
+    def update_snapshot(self, kept: bool, nbytes: int) -> None:
+        """Show whether the cache is kept on the disk, and how much is there already."""
+        self._kept = kept
+        self._snapshot_bytes = nbytes
         self.refresh()
 
     def update_turn(self, turn: Turn | None) -> None:
@@ -135,16 +143,24 @@ class CachePanel(Widget):
                     f"{_mib(self._stash_bytes)} of {mebibytes(self._stash_budget)}",
                     width,
                 ),
-                Content(""),
+                self._snapshot(width),
                 *self._figures(width),
             ]
         return Content("\n").join(lines)
+
+    def _snapshot(self, width: int) -> Content:
+        if not (self._kept or self._snapshot_bytes):
+            return Content("")
+        size = mebibytes(self._snapshot_bytes) if self._snapshot_bytes else "not written yet"
+        return self._row("snapshot on disk", size, width)
 
     def _figures(self, width: int) -> list[Content]:
         turn = self._turn
         if turn is None:
             return []
         restored = f" ({turn.restored:,} from stash)" if turn.restored else ""
+        if turn.loaded:
+            restored = f" ({turn.loaded:,} from disk)"
         # A stop string may cut off drafted tokens again.
         drafted = min(turn.accepted / max(turn.decoded, 1), 1.0)
         drafts = f" ({drafted:.0%} from drafts)" if turn.accepted else ""
