@@ -243,18 +243,22 @@ class Conversation:
         reply.finish_reason, reply.stop_id, reply.stats = reason, stop_id, stats
         reply.context = None  # a reply that was taken up again still has its old one
         if context_ids is not None:
-            ids = list(context_ids)
-            kept = common_prefix(self.context_ids(reply_id), ids)
-            reply.context = Context(kept, array("i", ids[kept:]))
+            ids = array("i", context_ids)
+            kept = common_prefix(self.context_to(reply_id), ids)
+            reply.context = Context(kept, ids[kept:])
         return node
 
     def context_ids(self, node_id: str) -> list[int]:
         """Return what the model had in its context after the last reply up to this message."""
+        return self.context_to(node_id).tolist()
+
+    def context_to(self, node_id: str) -> array[int]:
+        """Return `context_ids` as an array of type code 'i': much quicker to make and compare."""
         ids = array("i")
         for reply in self._replies_to(node_id):
             if reply.context:
                 ids[reply.context.kept :] = reply.context.ids
-        return ids.tolist()
+        return ids
 
     def generated_spans(self, node_id: str) -> list[range]:
         """Return which spans of `context_ids` are replies, at the places they were written at."""

@@ -13,6 +13,7 @@ import re
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Protocol
 
 from kvchat.engine.token_ids import common_prefix
@@ -20,7 +21,6 @@ from kvchat.engine.token_ids import common_prefix
 CONTROL = re.compile("([\ud800-\udbff][\udc00-\udfff])")
 """One spelled control token; splitting by it alternates between texts and spelled tokens."""
 
-_SURROGATE = re.compile("[\ud800-\udfff]")
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -37,6 +37,7 @@ class PlainTokenizer(Protocol):
         """Whether only a template, or the model itself, may write this id."""
 
 
+@lru_cache(maxsize=1024)
 def spell(control_id: int) -> str:
     """Return how a control token is spelled."""
     high, low = divmod(control_id, 1024)
@@ -46,17 +47,6 @@ def spell(control_id: int) -> str:
 def unspell(spelled: str) -> int:
     """Return the id that `spell` wrote."""
     return (ord(spelled[0]) - 0xD800) * 1024 + ord(spelled[1]) - 0xDC00
-
-
-def clean(text: str) -> str:
-    """Return `text` without surrogates, so that it cannot pass for a spelled control token."""
-    if text.isascii():
-        return text
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return _SURROGATE.sub(_REPLACEMENT, text)
-    return text
 
 
 def text_of(tokenizer: PlainTokenizer, ids: Iterable[int]) -> str:
@@ -82,6 +72,7 @@ class DecodedContext:
     ) -> None:
         self.tokenizer = tokenizer
         self.ids: list[int] = []
+        self._array = array("i")  # the ids once more, quick to compare
         self.text = ""
         self.generated: list[range] = []
         # Twice the text's length after each token, plus one inside an incomplete character:
@@ -94,11 +85,12 @@ class DecodedContext:
 
     def update(self, ids: Sequence[int], generated: Iterable[range] = ()) -> None:
         """Hold these ids now, decoding only those after the first that changed."""
-        ids = list(ids)
-        kept = common_prefix(self.ids, ids)
+        new = array("i", ids)
+        kept = common_prefix(self._array, new)
         while kept and self._unsettled(kept):
             kept -= 1
-        self.ids = ids
+        self._array = new
+        self.ids[kept:] = new[kept:].tolist()
         self.text = self.text[: self.end(kept)]
         self.generated = [span for span in generated if span]
         del self._ends[kept:]

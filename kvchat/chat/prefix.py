@@ -28,17 +28,18 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from kvchat.chat.decoded import (
     CONTROL,
     DecodedContext,
     PlainTokenizer,
-    clean,
     spell,
     text_of,
     unspell,
 )
 from kvchat.engine.token_ids import common_prefix
+from kvchat.models.surrogates import without_surrogates
 
 _EXCERPT = 32
 """Characters of an excerpt, and more tokens than it can need."""
@@ -112,12 +113,17 @@ def plan(
     _encode(base.tokenizer, rest[done:], ids)
 
     kept = cut + common_prefix(base.ids[cut:], ids[cut:])
-    return Plan(ids, kept, generated, divergence(base.tokenizer, base.ids, ids))
+    return Plan(ids, kept, generated, _divergence(base.tokenizer, base.ids, ids, kept))
 
 
 def divergence(tokenizer: PlainTokenizer, cached: list[int], ids: list[int]) -> Divergence | None:
     """Return where `ids` stop being those in the cache; None where all cached ids are kept."""
-    kept = common_prefix(cached, ids)
+    return _divergence(tokenizer, cached, ids, common_prefix(cached, ids))
+
+
+def _divergence(
+    tokenizer: PlainTokenizer, cached: Sequence[int], ids: Sequence[int], kept: int
+) -> Divergence | None:
     if kept == len(cached):
         return None
     expected, found = (
@@ -138,14 +144,18 @@ class _Rendering:
         joined = _joined(segments)
         is_text = [isinstance(segment, str) for segment in joined]
         self.bounded = True in is_text and False in is_text[is_text.index(True) :]
-        self._raw = [clean(s) if isinstance(s, str) else spell(s) for s in joined]
+        self._raw = [without_surrogates(s) if isinstance(s, str) else spell(s) for s in joined]
+
+        # Nearly always most of it stands in the base to the letter: one comparison finds that out.
+        ends = list(accumulate(map(len, self._raw)))
+        equal = bisect_right(ends, common_prefix(base.text, "".join(self._raw)))
 
         # Up to the first difference: each segment as its comparison went furthest, and its place.
-        self._compared: list[str] = []
-        self._starts: list[int] = []
-        place = 0
+        self._compared = self._raw[:equal]
+        self._starts = [0, *ends][:equal]
+        place = ends[equal - 1] if equal else 0
         base.begin_rendering()
-        for n, raw in enumerate(self._raw):
+        for n, raw in enumerate(self._raw[equal:], equal):
             text, same = _agreeing(base, place, raw)
             if same < len(text) and is_text[n] and place + same < len(base.text):
                 encoded, further = _agreeing(base, place, base.as_encoded(raw, at_start=n == 0))
@@ -253,7 +263,7 @@ def _replies_in(
     limit = len(text)
     for passage in reversed(passages):
         fits = ends_like_a_reply if passage.ids else _anywhere
-        place = _locate(text, clean(passage.text), limit, fits)
+        place = _locate(text, without_surrogates(passage.text), limit, fits)
         if place is None:
             continue
         limit = place.start

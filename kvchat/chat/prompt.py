@@ -177,7 +177,7 @@ class PromptBuilder:
         if path:
             last = path[-1].id
             spans = self.conversation.generated_spans(last)
-            self._base.update(self._known(self.conversation.context_ids(last)), spans)
+            self._base.update(self._known(self.conversation.context_to(last)), spans)
         else:
             self._base.update([])
         passages = [Passage(node.content, self._written(node)) for node in path]

@@ -216,10 +216,12 @@ class ChatTemplate:
             continue_final=continue_final,
             literal=(lambda content: replace_all(content, table)) if table else None,
         )
-        segments = [
-            piece if isinstance(piece, int) else replace_all(piece, original)
-            for piece in tokenizer.split(text)
-        ]
+        segments = tokenizer.split(text)
+        if original:
+            segments = [
+                piece if isinstance(piece, int) else replace_all(piece, original)
+                for piece in segments
+            ]
         bos = (
             [tokenizer.bos_id] if tokenizer.add_bos_default and tokenizer.bos_id is not None else []
         )

@@ -20,7 +20,7 @@ from jinja2.environment import Template
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.runtime import Context
+from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace, pass_context
 from jinja2.visitor import NodeTransformer
@@ -96,7 +96,7 @@ def _size(value: object) -> int:
 
 
 class _Bounded(NodeTransformer):
-    """Puts a look at the clock into every loop and macro, and a limit on every `~`."""
+    """Puts a look at the clock into every loop and macro, and a limit on every `~` and `+`."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
@@ -115,10 +115,23 @@ class _Bounded(NodeTransformer):
         method = nodes.EnvironmentAttribute("join_text")
         return nodes.Call(method, node.nodes, [], None, None)
 
+    def visit_Add(self, node: nodes.Add) -> nodes.Node:  # noqa: N802
+        # Templates put texts together by long chains of `+`: one call for all is much quicker.
+        operands: list[nodes.Expr] = []
+        left: nodes.Expr = node
+        while isinstance(left, nodes.Add):
+            operands.append(self.visit(left.right))
+            left = left.left
+        operands.reverse()
+        return nodes.Filter(self.visit(left), "+", operands, [], None, None)
+
 
 def _time_is_left() -> nodes.Test:
-    """A look at the clock; a test is called at once where a function goes through the sandbox."""
-    return nodes.Test(nodes.Const(True), "in_time", [], [], None, None)
+    """A look at the clock; a test is called at once where a function goes through the sandbox.
+
+    So is a filter. No template can write the names of ours.
+    """
+    return nodes.Test(nodes.Const(True), "in time", [], [], None, None)
 
 
 @pass_context
@@ -132,14 +145,15 @@ def _check_time(_context: Context, _: bool) -> bool:
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
     """Compiles and runs chat templates."""
 
-    intercepted_binops = frozenset({"+", "*", "**"})
+    intercepted_binops = frozenset({"*", "**"})
 
     def __init__(self) -> None:
         super().__init__(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
         )
         self.filters["tojson"] = _to_json
-        self.tests["in_time"] = _check_time
+        self.filters["+"] = self.sum_of
+        self.tests["in time"] = _check_time
         self.globals.update(raise_exception=_raise_exception, dict=_dict, namespace=_PlainNamespace)
         del self.globals["lipsum"]
 
@@ -177,22 +191,39 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         self._check_size(sum(map(len, texts)))
         return "".join(texts)
 
+    def sum_of(self, first: Any, *others: Any) -> Any:
+        """Return the sum of the values, from left to right: the operator `+`."""
+        if type(first) is str and all([type(value) is str for value in others]):
+            self._check_size(len(first) + sum(map(len, others)))
+            return first + "".join(others)
+        for value in others:
+            if isinstance(first, int) and isinstance(value, int):
+                self._check_bits(first.bit_length())
+            else:
+                self._check_size(_size(first) + _size(value))
+            first = first + value
+        return first
+
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Apply an operator that can build something huge, unless it would."""
-        if operator == "+" and isinstance(left, str) and isinstance(right, str):
-            self._check_size(len(left) + len(right))
-            return left + right
         if isinstance(left, int) and isinstance(right, int):
-            by = {"+": 0, "*": right.bit_length(), "**": left.bit_length() * (right - 1)}
-            if left.bit_length() + by[operator] > _MAX_BITS:
-                raise SecurityError("it computes an enormous number")
+            by = {"*": right.bit_length(), "**": left.bit_length() * (right - 1)}
+            self._check_bits(left.bit_length() + by[operator])
         elif operator == "*":
             count = left if isinstance(left, int) else right
             if isinstance(count, int):
                 self._check_size(max(_size(left), _size(right)) * count)
-        else:
-            self._check_size(_size(left) + _size(right))
         return super().call_binop(context, operator, left, right)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Whether a template may have this attribute; a shorter way for the busiest of all."""
+        if type(obj) is LoopContext:
+            return not attr.startswith("_")
+        return super().is_safe_attribute(obj, attr, value)
+
+    def _check_bits(self, bits: int) -> None:
+        if bits > _MAX_BITS:
+            raise SecurityError("it computes an enormous number")
 
     def _check_size(self, size: int) -> None:
         if size > MAX_CHARS:

@@ -7,7 +7,6 @@ Built by `kvchat.models.gguf_tokenizer.from_gguf_metadata` or
 from __future__ import annotations
 
 import json
-import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
@@ -24,12 +23,11 @@ from kvchat.models.stream_decoder import (
     byte_level_bytes,
     sentencepiece_bytes,
 )
+from kvchat.models.surrogates import without_surrogates
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken
     from tokenizers import Tokenizer as Backend
-
-_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Tokenizer:
@@ -120,7 +118,7 @@ class Tokenizer:
         (the first of them `at_start` if nothing is before it). White space which a control token
         swallows is in neither.
         """
-        text = _clean(text)
+        text = without_surrogates(text)
         if self._quick_cutter is not None:
             return self._quick_cutter(text)
         encoding = self._cutter.encode(text, add_special_tokens=False)
@@ -140,7 +138,7 @@ class Tokenizer:
         """Return `text` as it comes back from decoding its ids: in NFC where the tokenizer does
         that, without white space that a control token swallows, otherwise as it is."""
         if self._verbatim:
-            return _clean(text)
+            return without_surrogates(text)
         return self.decode(self.encode(text))
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
@@ -238,12 +236,7 @@ class Tokenizer:
 
 
 def _ids(backend: Backend, text: str) -> list[int]:
-    return backend.encode(_clean(text), add_special_tokens=False).ids
-
-
-def _clean(text: str) -> str:
-    """Replace lone surrogates, which no UTF-8 text has and the library refuses."""
-    return _LONE_SURROGATE.sub("\N{REPLACEMENT CHARACTER}", text)
+    return backend.encode(without_surrogates(text), add_special_tokens=False).ids
 
 
 def _is_blank(text: str) -> bool:

@@ -370,6 +370,9 @@ def test_no_bos_is_added_unasked() -> None:
         ("{{ missing.attribute }}", "'missing' is undefined"),
         ("{{ 1 / 0 }}", "division"),
         ("{{ 1 + 'x' }}", "unsupported operand"),
+        ("{{ 'x' + 'y' + 1 }}", "can only concatenate"),
+        ("{{ 'x' + missing + 'y' }}", "'missing' is undefined"),
+        ("{% for i in [1] %}{{ loop._iterable.pop() }}{% endfor %}", "unsafe"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe"),
         ("{{ raise_exception.__globals__.keys() }}", "unsafe"),
         ("{{ strftime_now.__self__.year }}", "unsafe"),
@@ -422,9 +425,13 @@ def test_a_template_that_would_run_on_is_stopped(
 def test_arithmetic_and_text_work_as_ever() -> None:
     source = (
         "{{ 2 + 3 }} {{ 2 * 1.5 }} {{ 2 ** 3 }} {{ 2 ** -1 }} {{ 'ab' * 2 }} {{ [1] + [2] }} "
-        "{{ 1 ~ none ~ 'x' }} {% set s %}in{% endset %}{{ s + 'side' }}"
+        "{{ 1 ~ none ~ 'x' }} {% set s %}in{% endset %}{{ s + 'side' }} "
+        "{{ 1 + 2 * 3 + 4 - 1 + 2 }} {{ 'a' + ('b' + 'c') * 2 + 'd' }} {{ [1] + [2] + [s + s] }} "
+        "{% for i in [1, 2] %}{{ loop.index + i + loop.length }}{% endfor %}"
     )
-    assert ChatTemplate(source).render([USER]) == "5 3.0 8 0.5 abab [1, 2] 1Nonex inside"
+    assert ChatTemplate(source).render([USER]) == (
+        "5 3.0 8 0.5 abab [1, 2] 1Nonex inside 12 abcbcd [1, 2, 'inin'] 46"
+    )
 
 
 # Where templates come from.
