@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from running_chat import Chat, chat, dictate
+from textual import events
 from textual.widgets import Input, OptionList
 
 from kvchat.chat.store import Store
@@ -45,6 +46,19 @@ async def test_the_chat_in_view_is_renamed(llm):
         await c.until(lambda: c.app.screen is c.screen)
         assert c.screen.pane.title == "Otters"
         assert [each.title for each in c.app.keeper.store.chats()] == ["Otters"]
+
+
+async def test_a_letter_with_alt_is_a_command_as_terminals_send_it(llm):
+    async with chat() as c:
+        c.screen.prompt.focus()
+        c.app.post_message(events.Key("alt+p", "p"))
+        await c.until(lambda: isinstance(c.app.screen, PersonaPicker))
+        assert c.screen.prompt.message == ""
+        await c.pilot.press("escape")
+        await c.until(lambda: c.app.screen is c.screen)
+        c.screen.prompt.message = "all of this"
+        c.app.post_message(events.Key("alt+a", "a"))
+        await c.until(lambda: c.screen.prompt.selected_text == "all of this")
 
 
 async def test_tags_are_given_here_or_in_the_list_and_found_there(llm):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import ClassVar, Literal
 
+from rich.cells import cell_len
 from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -23,6 +24,8 @@ from kvchat.tui.modals.dialog import Dialog
 
 MOST = 500
 """Rows that are shown; a search finds the rest."""
+_SHORTEST = 16
+"""Cells of a title that its tags leave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +58,8 @@ class ChatList(Dialog[ChatChoice]):
 
     TITLE = "Chats"
     HINT = (
-        "Enter open · Ctrl+T in a new tab · #tag finds tags\n"
-        "F2 rename · F3 duplicate · F4 pin · F5 tags · Del delete · F10 undo"
+        "Enter open · Ctrl+T new tab · #tag · F2 rename\n"
+        "F3 copy · F4 pin · F5 tags · Del delete · F10 undo"
     )
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("down", "into_list", "List", show=False),
@@ -168,9 +171,15 @@ class ChatList(Dialog[ChatChoice]):
         place = "● " if row.id == self._current else "○ " if row.id in self._open_ids else "  "
         pin = "★ " if row.pinned else ""
         tags = "".join(f" #{one_line(tag)}" for tag in row.tags)
-        facts = f"  ·  {self._when(row.changed)} · {row.messages} messages"
+        facts = f"  {self._when(row.changed)} · {row.messages} messages"
         title = one_line(row.title) or "Untitled"
-        return Content.assemble(place, pin, title, (tags, "$text-accent"), (facts, "$text-muted"))
+        named = Content.assemble(place, pin, title)
+        room = self.query_one(OptionList).scrollable_content_region.width - len(facts)
+        for_title = max(room - cell_len(tags), _SHORTEST)
+        if named.cell_length > for_title:
+            named = named.truncate(for_title, ellipsis=True)
+        named = Content.assemble(named, (tags, "$text-accent"))
+        return Content.assemble(named.truncate(max(room, 0), pad=True), (facts, "$text-muted"))
 
     def _when(self, time: datetime) -> str:
         days = (self._now().date() - time.date()).days

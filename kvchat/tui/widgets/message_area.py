@@ -198,7 +198,13 @@ class MessageArea(TextArea, inherit_bindings=False):
         return super().scroll_cursor_visible(center, animate)
 
     def on_key(self, event: events.Key) -> None:
-        """Take joiners, which are typed like letters: Persian and many emoji need them."""
+        """Take joiners, which are typed like letters: Persian and many emoji need them.
+
+        Letters with Alt are commands, though terminals send the letter too.
+        """
+        if event.key.startswith("alt+"):
+            event.prevent_default()
+            return
         if event.character and event.character in _JOINERS and not self.read_only:
             event.prevent_default()
             event.stop()

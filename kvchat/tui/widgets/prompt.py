@@ -127,7 +127,8 @@ class PromptArea(MessageArea):
                 event.stop()
                 await self.run_action(bound.binding.action)
                 return
-        await super()._on_key(event)
+        if not event.key.startswith("alt+"):
+            await super()._on_key(event)
 
     def action_submit(self) -> None:
         """Send the message, unless it is blank."""
