@@ -118,6 +118,12 @@ inline float dot(const float* x, const T* w, int64_t n) {
   return total;
 }
 
+// RMS norm of n floats; `to` may be `x` itself.
+inline void normalise(const float* x, const float* weight, double eps, int64_t n, float* to) {
+  const float inverse = 1.0f / std::sqrt(dot(x, x, n) / n + static_cast<float>(eps));
+  for (int64_t i = 0; i < n; ++i) to[i] = x[i] * inverse * weight[i];
+}
+
 // ---- Threads ---------------------------------------------------------------------------------
 
 inline void relax() {
@@ -567,11 +573,6 @@ struct Attention {
   int64_t spans() const { return up(*position + 1 - first(), kSpan); }
   int64_t chunks() const { return n_kv * spans(); }
 
-  static void normalise(float* x, int64_t n, const float* weight, double eps) {
-    const float inverse = 1.0f / std::sqrt(dot(x, x, n) / n + static_cast<float>(eps));
-    for (int64_t i = 0; i < n; ++i) x[i] *= inverse * weight[i];
-  }
-
   void write() {
     const int64_t at = *position, capacity = keys.size(1);
     float* x = qkv.data_ptr<float>();
@@ -580,7 +581,7 @@ struct Attention {
     for (int64_t h = 0; h < n_heads + n_kv; ++h) {
       float* head = x + h * dim;
       const auto& norm = h < n_heads ? q_norm : k_norm;
-      if (norm) normalise(head, dim, norm->const_data_ptr<float>(), eps);
+      if (norm) normalise(head, norm->const_data_ptr<float>(), eps, dim, head);
       for (int64_t i = 0; i < dim; i += 2) {
         const float a = head[i], b = head[i + 1];
         head[i] = a * turn[i] - b * turn[i + 1];
@@ -693,11 +694,8 @@ class Plan : public torch::CustomClassHolder {
   Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
     Tensor out = floats(x.numel());
     once([=] {
-      const float *from = x.const_data_ptr<float>(), *w = weight.const_data_ptr<float>();
-      float* to = out.data_ptr<float>();
-      const int64_t n = x.numel();
-      const float inverse = 1.0f / std::sqrt(dot(from, from, n) / n + static_cast<float>(eps));
-      for (int64_t i = 0; i < n; ++i) to[i] = from[i] * inverse * w[i];
+      normalise(x.const_data_ptr<float>(), weight.const_data_ptr<float>(), eps, x.numel(),
+                out.data_ptr<float>());
     });
     return out;
   }
