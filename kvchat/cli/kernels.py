@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kvchat.engine.errors import SettingError
+from kvchat.engine.errors import KvchatError
 from kvchat.settings import cache_dir
 
 
@@ -32,7 +32,7 @@ def kernels(
         typer.echo("The kernels for this machine are in place.")
         return
     if not native.can_build():
-        raise SettingError(
+        raise KvchatError(
             "building the kernels takes a C++ compiler and ninja: install g++ or clang, and "
             "`pip install ninja`; without them torch's own operators are used"
         )
@@ -43,5 +43,5 @@ def kernels(
         build(native.home(folder))
     except (RuntimeError, OSError) as error:
         last = next((line for line in reversed(str(error).splitlines()) if line.strip()), "")
-        raise SettingError(f"the kernels could not be built here: {last.strip()[:200]}") from error
+        raise KvchatError(f"the kernels could not be built here: {last.strip()[:200]}") from error
     typer.echo("Done: they are used from the next start on.")
