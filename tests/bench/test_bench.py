@@ -18,6 +18,7 @@ from kvchat.bench.result import BenchResult, Contestant, percentile_95
 from kvchat.bench.run import run
 from kvchat.engine.engine import Engine
 from kvchat.engine.errors import KvchatError, SettingError
+from kvchat.engine.linear import weight_bytes
 from kvchat.engine.types import SamplingParams
 from kvchat.models.load import LanguageModel, load
 
@@ -121,7 +122,7 @@ def test_a_branch_comes_back_from_the_stash_if_it_fits() -> None:
 @pytest.mark.parametrize("tied", [True, False])
 def test_an_embedding_counts_as_read_only_where_it_is_the_head(tied: bool) -> None:
     engine = Engine(tiny_model(tied_embeddings=tied))
-    embedding = engine.model.embedding.nbytes
+    embedding = weight_bytes(engine.model.embedding)
     weights = engine.weight_bytes - (0 if tied else embedding)
     cache = 10 * engine.kv_bytes_per_token
     assert bytes_read_per_token(engine, 10) == weights + cache

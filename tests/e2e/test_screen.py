@@ -29,9 +29,9 @@ COLUMNS, ROWS = 120, 36
 CHAT_COLUMNS = 84
 """What is left of the sidebar."""
 
-RIGHT, F2, F7 = "\x1b[C", "\x1bOQ", "\x1b[18~"
+RIGHT, F2, F7, F12 = "\x1b[C", "\x1bOQ", "\x1b[18~", "\x1b[24~"
 ESCAPE, ENTER = "\x1b", "\r"
-CTRL_Q, CTRL_R, CTRL_S, CTRL_T = "\x11", "\x12", "\x13", "\x14"
+CTRL_Q, CTRL_R, CTRL_S = "\x11", "\x12", "\x13"
 
 AUTO_WRAP, CURSOR = "7", "25"
 """The private modes that are on in a terminal which nobody has changed."""
@@ -188,7 +188,7 @@ def test_a_chat_from_first_paint_to_quit(terminal: Terminal, tmp_path: Path) -> 
     assert "‹ 2/2 ›" in terminal.chat
 
     # An edit is answered anew.
-    terminal.press(CTRL_T)
+    terminal.press(F12)
     terminal.wait_for("Edit message")
     terminal.press(" And a dog.", CTRL_S)
     terminal.wait_for(r"And a dog\.\s+Assistant\s+\S+ \S+", gone="Edit message")
