@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from textual import on
+from textual import events, on
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.filter import LineFilter
@@ -59,7 +59,7 @@ class KvchatApp(App[None]):
     HORIZONTAL_BREAKPOINTS = [(0, "-tiny"), (60, "-narrow"), (100, "-wide")]  # noqa: RUF012
     VERTICAL_BREAKPOINTS = [(0, "-flat"), (20, "-tall")]  # noqa: RUF012
     ESCAPE_TO_MINIMIZE = False
-    ENABLE_COMMAND_PALETTE = False  # with a key and a place in the footer of its own: chat.commands
+    ENABLE_COMMAND_PALETTE = False  # it has a key of our own: chat.commands
 
     BINDING_GROUP_TITLE = "Anywhere"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -148,6 +148,14 @@ class KvchatApp(App[None]):
         """Return what changes lines before they are shown."""
         filters = super().get_line_filters()
         return filters if self.speaks_unicode else [*filters, AsciiFilter()]
+
+    async def on_event(self, event: events.Event) -> None:
+        """Let letters reach the prompt wherever the focus is."""
+        if isinstance(event, events.Key) and not event.is_forwarded:
+            screen = self.screen
+            if isinstance(screen, MainScreen):
+                screen.make_way_for_letter(event)
+        await super().on_event(event)
 
     def _start_worker(self) -> None:
         # Imported here, behind the first paint.

@@ -88,6 +88,11 @@ def shown(key: str) -> str:
     return "+".join([*map(str.capitalize, modifiers), name[:1].upper() + name[1:]])
 
 
+def short(key: str) -> str:
+    """Return a key's name where there is little room: ^X, Up."""
+    return shown(key).replace("Ctrl+", "^")
+
+
 def _bindings_by_id() -> dict[str, list[Binding]]:
     """All bindings that can be changed; some widgets of one kind share theirs."""
     found: dict[str, list[Binding]] = {}

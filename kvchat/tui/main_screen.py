@@ -15,7 +15,7 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
 from textual.reactive import var
-from textual.widgets import Footer, Static
+from textual.widgets import Static
 
 from kvchat.chat.attachments import described, expand
 from kvchat.chat.commands import (
@@ -48,6 +48,7 @@ from kvchat.tui.modals.system_editor import SystemEditor
 from kvchat.tui.pane_screen import PaneScreen
 from kvchat.tui.widgets.cache_panel import CachePanel
 from kvchat.tui.widgets.header import ChatHeader
+from kvchat.tui.widgets.key_line import KeyLine
 from kvchat.tui.widgets.message_area import MessageArea
 from kvchat.tui.widgets.prompt import PromptArea
 from kvchat.tui.widgets.queue import Queued, QueuedMessage, QueuedMessages
@@ -96,7 +97,7 @@ class MainScreen(PaneScreen):
                 yield self.pane
             yield Sidebar(glyphs=UNICODE if self.app.speaks_unicode else ASCII)
         yield Static(TOO_SMALL, id="too-small", markup=False)
-        yield Footer(compact=True, show_command_palette=False)
+        yield KeyLine()
 
     def handle_events(self, events: list[WorkerEvent]) -> None:
         """Show what the worker tells."""
@@ -146,13 +147,17 @@ class MainScreen(PaneScreen):
         self.submit(Send(message.text))
         self._offer_other_models(event.text)
 
-    def on_key(self, event: events.Key) -> None:
-        """Letters that nobody wanted belong into the prompt."""
-        unbound = event.is_printable and event.key not in self.active_bindings
-        if unbound and event.character and self.focused is not self.prompt:
-            event.stop()
-            self.prompt.focus()
-            self.prompt.insert(event.character)
+    def make_way_for_letter(self, event: events.Key) -> None:
+        """Give the focus to the prompt before a letter that nobody else wants arrives.
+
+        Inserted only after it came back unwanted, a letter could be overtaken by the next keys.
+        """
+        focused = self.focused
+        wanted = event.key in self.active_bindings or (
+            focused is not None and focused.check_consume_key(event.key, event.character)
+        )
+        if event.is_printable and not wanted and not event.key.startswith("alt+"):
+            self.set_focus(self.prompt)
 
     @on(MessageArea.Edited)
     def _ask_price(self, event: MessageArea.Edited) -> None:
@@ -310,6 +315,10 @@ class MainScreen(PaneScreen):
             return True if self.busy or self.focused is not self.prompt else None
         if action in ("regenerate", "continue", "edit_last"):
             return None if self.busy or not self.pane.conversation.nodes else True
+        if action in ("pause", "step"):
+            return True if self.busy or self.paused else None
+        if action == "undo_delete":
+            return True if self.pane.deleted is not None else None
         return super().check_action(action, parameters)
 
     # The parts of all that

@@ -26,6 +26,7 @@ from kvchat.tui.modals.help import HelpScreen
 from kvchat.tui.modals.overflow import OverflowQuestion
 from kvchat.tui.modals.text_editor import TextEditor
 from kvchat.tui.views import message_view, turn_spans
+from kvchat.tui.widgets.key_line import KeyLine
 from kvchat.tui.widgets.transcript import Transcript
 
 pytestmark = pytest.mark.usefixtures("own_folders")
@@ -81,6 +82,30 @@ async def test_typing_goes_to_the_prompt_from_the_transcript(llm):
         c.screen.transcript.focus()
         await c.pilot.press("W", "h", "o")
         assert c.screen.prompt.message == "Who"
+
+
+@pytest.mark.parametrize("focused", ["transcript", "_first_slider"])
+async def test_a_burst_typed_elsewhere_arrives_whole_and_in_order(llm, focused):
+    dictate(llm, "Hello there.")
+    async with chat() as c:
+        getattr(c.screen, focused).focus()
+        for key in ("W", "h", "o", "enter"):
+            c.app.post_message(events.Key(key, key if len(key) == 1 else "\r"))
+        await c.until(lambda: len(c.said) == 2)
+        await c.idle()
+        assert c.said[0] == ("user", "Who")
+        assert c.screen.prompt.message == ""
+
+
+async def test_a_number_typed_at_a_slider_stays_there(llm):
+    async with chat() as c:
+        slider = c.screen._first_slider
+        slider.focus()
+        for key, character in (("1", "1"), ("full_stop", "."), ("5", "5"), ("enter", "\r")):
+            c.app.post_message(events.Key(key, character))
+        await c.until(lambda: c.app.worker.params.temperature == 1.5)
+        assert c.screen.focused is slider
+        assert c.screen.prompt.message == ""
 
 
 async def test_escape_goes_to_the_prompt_when_nothing_is_written(llm):
@@ -512,11 +537,31 @@ async def test_every_key_of_the_screen_works_wherever_the_focus_is(llm, focused)
                 assert active[key].binding.action == binding.action, key
 
 
-async def test_the_footer_begins_with_what_is_needed_most(llm):
+async def test_the_line_of_keys_shows_what_is_needed_most_now(llm):
+    dictate(llm, "word " * 30)
     async with chat((60, 20)) as c:
-        await c.until(lambda: c.screen.query("FooterKey"))
-        shown = [key.description for key in c.screen.query("FooterKey")]
-        assert shown[:5] == ["Send", "Stop", "Help", "Commands", "Sliders"]
+        line = c.screen.query_one(KeyLine)
+
+        def shown() -> list[str]:
+            return [key.description for key in line.keys]
+
+        assert shown()[:4] == ["Send", "Help", "Commands", "Sliders"]
+        assert line.render().plain.startswith("Enter Send  F1 Help  ^P Commands")
+        await c.pilot.press("f7")  # there is nothing to hold
+        assert not c.screen.paused
+        worker = c.app.worker
+        worker.pause()
+        await c.type("Hi")
+        await c.until(lambda: shown()[:4] == ["Send", "Stop", "Pause", "Step"])
+        worker.resume()
+        await c.idle()
+        await c.until(lambda: "Stop" not in shown())
+
+
+async def test_a_click_presses_what_the_line_of_keys_shows(llm):
+    async with chat((100, 30)) as c:
+        await c.pilot.click(KeyLine, offset=(15, 0))
+        await c.until(lambda: isinstance(c.app.screen, HelpScreen))
 
 
 async def test_the_palette_offers_all_that_can_be_done_now(llm):
