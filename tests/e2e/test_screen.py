@@ -50,7 +50,7 @@ class Terminal:
     `said` is all that it wrote, `screen` what that looks like.
     """
 
-    def __init__(self, **environment: str) -> None:
+    def __init__(self, *arguments: str, **environment: str) -> None:
         self.screen = pyte.Screen(COLUMNS, ROWS)
         self._stream = pyte.Stream(self.screen)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -61,7 +61,7 @@ class Terminal:
         inherited = {k: v for k, v in os.environ.items() if k not in _NOT_INHERITED}
         self.attributes = termios.tcgetattr(self._slave)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "kvchat", "--threads", "1", "--temperature", "0"],
+            [sys.executable, "-m", "kvchat", "--threads", "1", "--temperature", "0", *arguments],
             stdin=self._slave,
             stdout=self._slave,
             stderr=self._slave,
