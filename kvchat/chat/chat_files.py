@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from kvchat.chat.own_model import last_author
 from kvchat.engine.errors import KvchatError
 
 if TYPE_CHECKING:
@@ -102,12 +103,10 @@ def _author(store: Store, chat: Conversation) -> Author:
     """Find out who wrote the last reply, and its tokens' texts if that model is still there."""
     from kvchat.chat.transfer import Author, pieces_of
 
-    for node in reversed(chat.active_path()):
-        known = store.provenance(chat.id, node.id) if node.reply else None
-        if known is not None:
-            tokenizer = _tokenizer(Path(known["path"]), known["fingerprint"])
-            return Author(known["model"], pieces_of(tokenizer) if tokenizer else None)
-    return Author()
+    if (known := last_author(store, chat)) is None:
+        return Author()
+    tokenizer = _tokenizer(Path(known["path"]), known["fingerprint"])
+    return Author(known["model"], pieces_of(tokenizer) if tokenizer else None)
 
 
 @lru_cache(maxsize=4)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable
 
 from kvchat.chat.conversation import Conversation
 from kvchat.chat.events import WorkerEvent
 from kvchat.chat.ledger import Turn
+from kvchat.chat.own_model import own_model
 from kvchat.chat.saver import Saver
 from kvchat.chat.snapshots import Snapshots, folder_beside
 from kvchat.chat.store import Store
-from kvchat.chat.store_errors import ChatInUseError
+from kvchat.chat.store_errors import ChatInUseError, StoreError
 from kvchat.engine.errors import KvchatError
+
+log = logging.getLogger(__name__)
 
 LAST = "last"
 """In the place of a chat's id, which is never a word: the one that was changed last."""
@@ -78,6 +82,25 @@ class Keeper:
             chat_id = self.store.duplicate(chat_id)
             conversation = self._saver.open(chat_id)
         return conversation, self.store.ledger(chat_id)
+
+    def open_free(self, chat_ids: Iterable[object]) -> list[tuple[Conversation, list[Turn]]]:
+        """Open those of some chats that are there and that no other program is writing."""
+        opened = []
+        for chat_id in chat_ids:
+            try:
+                found = self.store.find(str(chat_id))
+                opened.append((self._saver.open(found), self.store.ledger(found)))
+            except KvchatError as error:
+                log.info("the tab of %s is not opened again: %s", chat_id, error)
+        return opened
+
+    def model_of(self, chat: Conversation, otherwise: str, tell: Callable[[str], None]) -> str:
+        """Return which model a chat goes on with; see `own_model`."""
+        try:
+            return own_model(self.store, chat, otherwise, tell)
+        except StoreError as error:
+            tell(str(error))
+            return otherwise
 
     def flush(self) -> bool:
         """Wait a moment until all is written; False if it is not."""

@@ -87,7 +87,6 @@ def line_by_line(settings: Settings, resume: str | None = None) -> None:
     from kvchat.chat.plain import PlainChat
 
     log_to_file()
-    make_available(settings.model)
     output = Output()
     lines = _lines(output)
     keeper = Keeper(note, **settings.keeping_arguments())
@@ -103,7 +102,11 @@ def line_by_line(settings: Settings, resume: str | None = None) -> None:
     )
     try:
         conversation = keeper.resume(resume)[0] if resume else None
-        plain.load(settings.model, settings.load_arguments(), conversation)
+        model = settings.model
+        if conversation is not None and not settings.model_is_asked:
+            model = keeper.model_of(conversation, model, note)
+        make_available(model)
+        plain.load(model, settings.load_arguments(), conversation)
         plain.run()
     finally:
         plain.close()

@@ -61,6 +61,8 @@ class Settings:
 
     model: str = "smollm2"
     """A name from the catalogue, a file or folder, or a name from another store on this disk."""
+    model_is_asked: bool = False
+    """Whether a flag, or the persona of this start, names the model."""
     device: str = "auto"
     dtype: str = "auto"
     quant: str = "auto"
@@ -115,8 +117,15 @@ class Settings:
         found, config, problems = gather(flags, presets, in_range)
         given = {name: each.value for name, each in found.items()}
         sampling = {name: given.pop(name) for name in SAMPLING_RULES if name in given}
+        flags = flags or {}
+        persona = config.personas.get(flags.get("persona") or "")
         settings = replace(
-            cls(), **given, sampling=sampling, keys=config.keys, personas=config.personas
+            cls(),
+            **given,
+            model_is_asked=bool(flags.get("model") or (persona and persona.model)),
+            sampling=sampling,
+            keys=config.keys,
+            personas=config.personas,
         )
         return settings, problems
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from textual import events, on
+from textual import events, on, work
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.filter import LineFilter
@@ -107,6 +107,7 @@ class KvchatApp(App[None]):
         self.worker: Worker | None = None
         self.keeper: Keeper | None = None
         self._resume = resume
+        self._chat_screen: MainScreen | None = None
         self.fault = ""
         """What to tell the user after a fault of ours has ended the program."""
 
@@ -157,7 +158,8 @@ class KvchatApp(App[None]):
                 screen.make_way_for_letter(event)
         await super().on_event(event)
 
-    def _start_worker(self) -> None:
+    @work
+    async def _start_worker(self) -> None:
         # Imported here, behind the first paint.
         from kvchat.chat.keeper import Keeper
         from kvchat.chat.worker import Worker
@@ -169,9 +171,10 @@ class KvchatApp(App[None]):
             keeper.note(event)
             self.bridge.put(event)
 
-        screen = self._main_screen
+        screen = self._chat_screen = self._main_screen
+        model = settings.model
         if self._resume is not None:
-            screen.chats.resume(self._resume)
+            model = await screen.chats.resume(self._resume)
         self.worker = Worker(
             take,
             sampling=settings.sampling,
@@ -180,7 +183,8 @@ class KvchatApp(App[None]):
             titles=settings.titles,
             snapshots=keeper.snapshots,
         )
-        screen.submit(Load(settings.model, settings.load_arguments()))
+        screen.submit(Load(model, settings.load_arguments()))
+        screen.submit_early_commands()
 
     def _tell_about_saving(self, text: str) -> None:
         self.notify(text, title="Saving", severity="warning", timeout=10, markup=False)
@@ -189,6 +193,8 @@ class KvchatApp(App[None]):
         """End the engine thread."""
         if self.worker is not None:
             self.worker.shutdown()
+        if self._chat_screen is not None:
+            self._chat_screen.chats.remember_tabs()
         if self.keeper is not None:
             self.keeper.close()
 

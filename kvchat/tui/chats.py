@@ -7,12 +7,17 @@ from typing import TYPE_CHECKING
 
 from kvchat.chat.commands import Open, Switch
 from kvchat.engine.errors import KvchatError
+from kvchat.settings import remember, remembered
 
 if TYPE_CHECKING:
     from kvchat.chat.conversation import Conversation
+    from kvchat.chat.keeper import Keeper
     from kvchat.chat.ledger import Turn
     from kvchat.tui.main_screen import MainScreen
     from kvchat.tui.modals.chat_list import ChatChoice
+
+_TABS = "tabs"
+"""What is remembered: the ids of the chats that were open, from left to right."""
 
 
 class Chats:
@@ -25,17 +30,51 @@ class Chats:
     def __init__(self, screen: MainScreen) -> None:
         self.screen = screen
 
-    def resume(self, which: str) -> None:
-        """Show the chat to begin with; see `Keeper.find`."""
-        keeper = self.screen.app.keeper
+    async def resume(self, which: str) -> str:
+        """Show the chat to begin with; with the last one, the tabs that were open beside it.
+
+        Args:
+            which: see `Keeper.find`.
+
+        Returns:
+            The model to load.
+        """
+        from kvchat.chat.keeper import LAST
+
+        settings, keeper = self.screen.app.settings, self.screen.app.keeper
+        pane, model = self.screen.pane, settings.model
         if keeper is None:
-            return
+            return model
         try:
-            conversation, ledger = keeper.resume(which)
+            conversation, ledger = await asyncio.to_thread(keeper.resume, which)
         except KvchatError as error:
             self._complain(error)
-        else:
-            self.screen.pane.open(conversation, ledger)
+            return model
+        pane.open(conversation, ledger)
+        if which == LAST:
+            await self._restore_tabs(keeper, conversation.id)
+        if settings.model_is_asked:
+            return model
+        return await asyncio.to_thread(keeper.model_of, conversation, model, self._tell_of_model)
+
+    async def _restore_tabs(self, keeper: Keeper, here: str) -> None:
+        """Open what was open beside a chat when the program ended."""
+        ids = remembered().get(_TABS)
+        if not isinstance(ids, list) or here not in ids:
+            return
+        place = ids.index(here)
+        before = await asyncio.to_thread(keeper.open_free, ids[:place])
+        after = await asyncio.to_thread(keeper.open_free, ids[place + 1 :])
+        self.screen.tabs.surround(before, after)
+
+    def remember_tabs(self) -> None:
+        """Remember which chats are open, for `--continue`."""
+        panes = self.screen.tabs.panes
+        if ids := [pane.conversation.id for pane in panes if pane.conversation.nodes]:
+            remember(**{_TABS: ids})
+
+    def _tell_of_model(self, text: str) -> None:
+        self.screen.notify(text, title="Model", severity="warning", timeout=10, markup=False)
 
     def new(self, conversation: Conversation | None = None) -> None:
         """Begin another chat; the one before it is kept."""

@@ -87,6 +87,7 @@ class MainScreen(PaneScreen):
         self.messages = MessageActions(self)
         self._offered_picker = False
         self._price: GetPrice | None = None
+        self._early: list[Command] = []
 
     def compose(self) -> ComposeResult:
         """Header, conversation and prompt; the sidebar at their right."""
@@ -326,11 +327,18 @@ class MainScreen(PaneScreen):
     def submit(self, command: Command) -> None:
         """Put a command on the worker's queue; it is about the chat in view unless it says else."""
         if self.app.worker is None:
+            self._early.append(command)
             return
         if command.conversation is None:
             command = replace(command, conversation=self.pane.conversation)
         self.app.worker.submit(command)
         self._show_queue()
+
+    def submit_early_commands(self) -> None:
+        """Put on the queue what was asked for while there was no worker yet."""
+        early, self._early = self._early, []
+        for command in early:
+            self.submit(command)
 
     def stop_reply(self) -> None:
         """End what is carried out, in view or not; the next one is not paused."""

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from kvchat.chat.commands import Command, GetPrice, Load, Send
 from kvchat.chat.conversation import Conversation
+from kvchat.chat.ledger import Turn
 from kvchat.tui.widgets.chat_pane import ChatPane
 from kvchat.tui.widgets.queue import Queued
 from kvchat.tui.widgets.tab_row import TabState, TabView
 
 if TYPE_CHECKING:
     from kvchat.tui.main_screen import MainScreen
+
+OpenChat = tuple[Conversation, list[Turn]]
+"""A chat and its ledger."""
 
 
 class Tabs:
@@ -55,6 +60,21 @@ class Tabs:
         self.panes.insert(self.panes.index(self.pane) + 1, pane)
         self.screen.query_one("#chat").mount(pane)
         self.go_to(pane)
+        return pane
+
+    def surround(self, before: Iterable[OpenChat], after: Iterable[OpenChat]) -> None:
+        """Open chats in tabs at the left and at the right of the one in view, which stays there."""
+        at = self.panes.index(self.pane)
+        self.panes[at:at] = [self._behind(*chat) for chat in before]
+        at = self.panes.index(self.pane) + 1
+        self.panes[at:at] = [self._behind(*chat) for chat in after]
+        self.screen.commands_changed()
+
+    def _behind(self, conversation: Conversation, ledger: Iterable[Turn]) -> ChatPane:
+        pane = self.screen.new_pane(conversation)
+        pane.display = False
+        self.screen.query_one("#chat").mount(pane)
+        pane.open(conversation, ledger)
         return pane
 
     def go_to(self, pane: ChatPane) -> None:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import threading
+from pathlib import Path
+
 import pytest
 from helpers import wait_until
 from running_chat import Chat, chat, dictate
 
+from kvchat.chat import own_model
 from kvchat.chat.events import TurnFinished
+from kvchat.chat.keeper import LAST, Keeper
 from kvchat.chat.store import Store
+from kvchat.models import load as load_module
+from kvchat.settings import Settings, remember
+from kvchat.tui.app import KvchatApp
 from kvchat.tui.modals.chat_list import ChatList
 from kvchat.tui.widgets.tab_row import ChatTab
 
@@ -266,3 +274,65 @@ async def test_many_tabs_fit_and_the_one_in_view_is_shown(llm):
         active = [tab for tab in c.screen.tab_row.query(ChatTab) if tab.has_class("-active")]
         await wait_until(c.pilot, lambda: active[0].region.right <= c.screen.tab_row.region.right)
         assert c.screen.tab_row.size.height == 1
+
+
+async def test_the_open_tabs_come_back_with_the_last_chat(llm):
+    dictate(llm, "One.", "Two.", "Three.", "Four.")
+    async with chat() as c:
+        for nth, text in enumerate(("first", "second", "third")):
+            if nth:
+                await c.pilot.press("ctrl+t")
+            await c.say(text)
+        await c.pilot.press("ctrl+pageup")
+        await c.until(lambda: c.said[0] == ("user", "second"))
+        await c.say("more")
+    async with chat(resume=LAST) as c:
+        assert [tab[0] for tab in row(c)] == ["first", "second", "third"]
+        assert c.said[-1] == ("assistant", "Four.")
+        assert c.screen.focused is c.screen.prompt
+        await c.pilot.press("ctrl+pageup")
+        await c.until(lambda: c.said == [("user", "first"), ("assistant", "One.")])
+        ids = [pane.conversation.id for pane in c.screen.tabs.panes]
+    # One of them gone, one in use elsewhere, and another chat that was the last.
+    Store().delete(ids[0])
+    other = Store()
+    other.claim(ids[2])
+    async with chat(resume=LAST) as c:
+        assert [tab.conversation.id for tab in c.screen.tabs.panes] == [ids[1]]
+    async with chat() as c:
+        dictate(llm, "Five.")
+        await c.say("fourth")
+    remember(tabs=ids)
+    async with chat(resume=LAST) as c:
+        assert c.said[0] == ("user", "fourth") and len(c.screen.tabs.panes) == 1
+    other.close()
+
+
+async def test_what_is_sent_while_the_last_chat_is_looked_up_goes_to_it(llm, monkeypatch):
+    dictate(llm, "One.", "Two.")
+    async with chat() as c:
+        await c.say("first")
+    found = threading.Event()
+    resume = Keeper.resume
+    monkeypatch.setattr(Keeper, "resume", lambda *args: (found.wait(10), resume(*args))[1])
+    settings, problems = Settings.load({"max_tokens": 60})
+    app = KvchatApp(settings, problems, resume=LAST)
+    async with app.run_test(size=(120, 36)) as pilot:
+        c = Chat(app, pilot)
+        await c.until(lambda: app.keeper is not None)
+        await c.type("second")
+        found.set()
+        await c.until(lambda: c.said[2:] == [("user", "second"), ("assistant", "Two.")])
+
+
+@pytest.mark.parametrize(("flags", "asked"), [({}, "otter"), ({"model": "smollm2"}, "smollm2")])
+async def test_a_chat_comes_back_with_its_own_model(llm, monkeypatch, flags, asked):
+    dictate(llm, "One.")
+    async with chat() as c:
+        await c.say("first")
+    monkeypatch.setattr(own_model, "_located", Path)
+    monkeypatch.setattr(own_model, "last_author", lambda *_: {"model": "otter", "path": "otter"})
+    loaded = []
+    monkeypatch.setattr(load_module, "load", lambda name, **_: loaded.append(name) or llm)
+    async with chat(resume=LAST, **flags):
+        assert loaded == [asked]

@@ -67,10 +67,11 @@ class ChatTab(Horizontal):
     def __init__(self, view: TabView) -> None:
         super().__init__()
         self.view = view
+        self._title = Static(classes="chat-tab--title", markup=False)
 
     def compose(self) -> ComposeResult:
         """The mark and the title; the cross."""
-        yield Static(classes="chat-tab--title", markup=False)
+        yield self._title
         close = Static(_CLOSE, classes="chat-tab--close", markup=False)
         close.tooltip = "Close this chat's tab"
         yield close
@@ -82,9 +83,8 @@ class ChatTab(Horizontal):
     def show(self, view: TabView) -> None:
         """Show another state of the chat."""
         self.view = view
-        title = self.query_one(".chat-tab--title", Static)
-        title.update(Content(_MARKS[view.state] + view.title))
-        title.tooltip = Content(view.title + _SAID[view.state])
+        self._title.update(Content(_MARKS[view.state] + view.title))
+        self._title.tooltip = Content(view.title + _SAID[view.state])
 
     def on_click(self, event: events.Click) -> None:
         """Go there; the middle button and the cross close it."""
