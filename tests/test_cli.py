@@ -265,7 +265,9 @@ def test_without_cache_is_the_same_text(kvchat: Any, babbler: Path) -> None:
     naive = ask(kvchat, babbler, "hi", "--json", "--temperature", 0, "--no-cache")
     ids = [[e.get("id") for e in ran.events] for ran in (cached, naive)]
     assert ids[0] == ids[1]
-    assert naive.events[-1]["kv_bytes"] == cached.events[-1]["kv_bytes"]
+    assert naive.events[-1]["kv_bytes"] == 0 < cached.events[-1]["kv_bytes"]
+    told = ask(kvchat, babbler, "hi", "--stats", "--no-cache")
+    assert "no cache;" in told.err
 
 
 def test_system_prompt_reaches_the_model(kvchat: Any, babbler: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
@@ -78,7 +79,8 @@ def ask(  # noqa: PLR0917 (the command line passes them all by name)
 
         events = ask_model(llm, prompt, params, system=settings.system or "", raw=raw)
         writer = _JsonLines(output) if as_json else _Text(output, prompt if raw else "")
-        finished = _write(_until_interrupted(events, llm.engine.cancel, interrupts), writer)
+        events = _until_interrupted(events, llm.engine.cancel, interrupts)
+        finished = _write(_without_cache(events) if no_cache else events, writer)
     if stats:
         note(_in_words(llm, finished.stats))
     if finished.reason == "cancelled":
@@ -90,6 +92,15 @@ def _forget_everything(llm: LanguageModel) -> None:
 
     llm.engine.step = NaiveStep(llm.engine)
     llm.engine.pass_costs = None
+
+
+def _without_cache(events: Iterator[GenerationEvent]) -> Iterator[GenerationEvent]:
+    """The naive loop keeps nothing from token to token, whatever the engine has allocated."""
+    for event in events:
+        if isinstance(event, GenerationFinished):
+            yield replace(event, stats=replace(event.stats, kv_bytes=0))
+        else:
+            yield event
 
 
 def _write(events: Iterator[GenerationEvent], writer: _Writer) -> GenerationFinished:
@@ -262,10 +273,10 @@ class _JsonLines:
 
 def _in_words(llm: LanguageModel, stats: GenerationStats) -> str:
     drafts = f", {stats.accepted:,} of {stats.proposed:,} drafted" if stats.proposed else ""
+    cache = f"cache {stats.kv_bytes / 2**20:,.1f} MiB" if stats.kv_bytes else "no cache"
     return (
         f"{stats.new:,} prompt tokens in {stats.prefill_ms:,.0f} ms "
         f"({stats.prefill_tps:,.0f} tok/s), first token after {stats.ttft_ms:,.0f} ms, "
         f"{stats.completion_tokens:,} tokens at {stats.decode_tps:,.1f} tok/s{drafts}, "
-        f"cache {stats.kv_bytes / 2**20:,.1f} MiB; "
-        f"{llm.name}, {llm.weights}, {llm.device}"
+        f"{cache}; {llm.name}, {llm.weights}, {llm.device}"
     )

@@ -19,7 +19,7 @@ from kvchat.engine.errors import (
     OutOfMemoryError,
     SnapshotError,
 )
-from kvchat.engine.generate import Context, generate, prefill
+from kvchat.engine.generate import Clock, Context, generate, prefill
 from kvchat.engine.linear import weight_bytes
 from kvchat.engine.memory import memory_is_enough
 from kvchat.engine.model import Transformer
@@ -215,7 +215,8 @@ class Engine:
         try:
             with memory_is_enough():
                 _, restored = self._align(wanted, limit=len(wanted) - 1)
-                yield from generate(
+                clock = Clock()
+                events = generate(
                     self._context,
                     wanted,
                     params,
@@ -226,10 +227,14 @@ class Engine:
                     eog_ids=self.eog_ids,
                     generator=self._generator,
                     chunk_size=self.chunk_size,
+                    clock=clock,
                     restored=restored,
                     pass_costs=self.pass_costs,
                     check=self._check_cancelled,
                 )
+                for event in events:
+                    with clock.stopped():
+                        yield event
         except GenerationError:
             self._context.truncate(0)
             self.stash.clear()

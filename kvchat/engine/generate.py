@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -46,6 +47,25 @@ class Context:
         """Forget all positions from `n` on."""
         del self.ids[n:]
         self.cache.truncate(n)
+
+
+class Clock:
+    """Seconds of work: stopped while whoever takes the events has them, and perhaps pauses."""
+
+    def __init__(self) -> None:
+        self._idle = 0.0
+
+    def __call__(self) -> float:
+        return time.perf_counter() - self._idle
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Do not count what happens inside."""
+        since = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._idle += time.perf_counter() - since
 
 
 def prefill(
@@ -142,6 +162,7 @@ def generate(
     eog_ids: frozenset[int],
     generator: torch.Generator,
     chunk_size: int,
+    clock: Clock,
     restored: int = 0,
     pass_costs: PassCosts | None = None,
     check: Callable[[], None] = lambda: None,
@@ -159,13 +180,14 @@ def generate(
         eog_ids: ids that end a reply.
         generator: source of the draws, seeded here.
         chunk_size: tokens per prefill chunk.
+        clock: measures the times that events and statistics tell.
         restored: how many of the held ids came from the stash, for the record.
         pass_costs: lets drafts be run where they pay by these costs; None runs none.
         check: raises Cancelled when the reply shall end.
     """
     speculation = Speculation(ids, pass_costs, eog_ids) if pass_costs else None
     lookahead = Lookahead(model, step, context, speculation)
-    reply = _Reply(context, list(ids), speculation)
+    reply = _Reply(context, list(ids), speculation, clock)
     try:
         first = params()
         seed = int(first.seed) if first.seed is not None else generator.seed() % 2**63
@@ -208,7 +230,9 @@ def generate(
 class _Reply:
     """Counts, clocks and held-back events of one reply."""
 
-    def __init__(self, context: Context, ids: list[int], speculation: Speculation | None) -> None:
+    def __init__(
+        self, context: Context, ids: list[int], speculation: Speculation | None, clock: Clock
+    ) -> None:
         self.context = context
         self.ids = ids
         """Prompt and reply so far, the last id perhaps not yet fed."""
@@ -220,15 +244,16 @@ class _Reply:
         self.stopped_at: int | None = None
         self._held = StopStrings()
         self._emitted = 0
-        self._started = self._last = time.perf_counter()
+        self._clock = clock
+        self._started = self._last = clock()
         self._ttft_ms = 0.0
 
     def prefilled(self) -> None:
-        self._last = time.perf_counter()
+        self._last = self._clock()
         self.prefill_ms = (self._last - self._started) * 1e3
 
     def take(self, draw: Draw, text: str, params: SamplingParams) -> Iterator[TokenGenerated]:
-        now = time.perf_counter()
+        now = self._clock()
         event = TokenGenerated(
             index=self.count,
             id=draw.id,

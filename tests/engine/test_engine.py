@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import VOCAB, ByteStream, tiny_engine
 
+from kvchat.engine import generate as generate_module
 from kvchat.engine.engine import Engine, prefill_chunk_size
 from kvchat.engine.errors import (
     ContextOverflowError,
@@ -211,6 +212,26 @@ def test_an_unasked_seed_is_reported_and_gives_the_reply_again():
     seeds = [e.seed for run_ in (first, second) for e in run_ if isinstance(e, PrefillFinished)]
     assert seeds[0] != seeds[1]
     assert tokens(run(engine, prompt(30), params.updated(seed=seeds[0]))) == tokens(first)
+
+
+def test_a_reply_that_is_held_back_takes_no_longer(monkeypatch):
+    engine, now = tiny_engine(), 0.0
+    monkeypatch.setattr(generate_module.time, "perf_counter", lambda: now)
+    step = engine.step
+
+    def slow_step(*args):
+        nonlocal now
+        now += 0.5
+        return step(*args)
+
+    engine.step = slow_step
+    events = []
+    for event in engine.generate(prompt(8), lambda: GREEDY, ByteStream()):
+        events.append(event)
+        now += 100  # a reply is paused here
+    stats = finish(events).stats
+    assert (stats.ttft_ms, stats.decode_ms, stats.decode_tps) == (0, 11 * 500, 2)
+    assert [e.ms for e in events if isinstance(e, TokenGenerated)] == [0] + [500] * 11
 
 
 def test_every_token_carries_its_probability_and_twenty_candidates():
