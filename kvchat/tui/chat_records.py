@@ -41,7 +41,7 @@ class ChatRecords:
         note = "Without one the chat is called by its first words."
         editor = LineEditor(chat.title or pane.suggested, title="Title of this chat", note=note)
         title = await self.screen.app.push_screen_wait(editor)
-        if title is not None and self._change(keeper.store.rename, chat.id, title):
+        if title is not None and await self._change(keeper.store.rename, chat.id, title):
             self.screen.chats.renamed(chat.id, title)
 
     async def edit_tags(self) -> None:
@@ -49,7 +49,12 @@ class ChatRecords:
         if (keeper := self._saved()) is None:
             return
         chat_id = self.screen.pane.conversation.id
-        found = [chat for chat in keeper.store.chats() if chat.id == chat_id]
+        try:
+            chats = await asyncio.to_thread(keeper.store.chats)
+        except KvchatError as error:
+            self._complain(error)
+            return
+        found = [chat for chat in chats if chat.id == chat_id]
         text = " ".join(f"#{tag}" for chat in found for tag in chat.tags)
         key = self.screen.app.keymap.first("chat.chats")
         editor = LineEditor(
@@ -60,7 +65,7 @@ class ChatRecords:
         )
         answer = await self.screen.app.push_screen_wait(editor)
         if answer is not None:
-            self._change(keeper.store.tag, chat_id, tags_in(answer))
+            await self._change(keeper.store.tag, chat_id, tags_in(answer))
 
     async def export(self) -> None:
         """Write the chat in view into a file."""
@@ -128,9 +133,9 @@ class ChatRecords:
             return None
         return self.screen.app.keeper
 
-    def _change(self, change: Callable[..., object], *args: object) -> bool:
+    async def _change(self, change: Callable[..., object], *args: object) -> bool:
         try:
-            change(*args)
+            await asyncio.to_thread(change, *args)
         except KvchatError as error:
             self._complain(error)
             return False

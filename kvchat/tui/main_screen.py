@@ -6,6 +6,7 @@ what the worker tells.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -31,7 +32,7 @@ from kvchat.chat.commands import (
     SetThinking,
     Switch,
 )
-from kvchat.chat.conversation import Deleted
+from kvchat.chat.conversation import Conversation, Deleted
 from kvchat.chat.events import WorkerEvent
 from kvchat.engine.errors import ContextOverflowError, KvchatError
 from kvchat.models.catalog import find, for_language
@@ -88,6 +89,7 @@ class MainScreen(PaneScreen):
         self._offered_picker = False
         self._price: GetPrice | None = None
         self._early: list[Command] = []
+        self._attaching = asyncio.Lock()
 
     def compose(self) -> ComposeResult:
         """Header, conversation and prompt; the sidebar at their right."""
@@ -142,11 +144,18 @@ class MainScreen(PaneScreen):
     def _send(self, event: PromptArea.Submitted) -> None:
         self.prompt.past.append(event.text)
         self.transcript.follow()
-        message = expand(event.text, Path.cwd())
+        # Without a worker the chat to begin with may still be looked up.
+        conversation = self.pane.conversation if self.app.worker else None
+        self.run_worker(self._attach_and_send(event.text, conversation))
+        self._offer_other_models(event.text)
+
+    async def _attach_and_send(self, text: str, conversation: Conversation | None) -> None:
+        """Send a message, in its turn, once the files it names are read on another thread."""
+        async with self._attaching:
+            message = await asyncio.to_thread(expand, text, Path.cwd())
         for problem in message.problems:
             self.notify(problem, title="Attachment", severity="warning", timeout=8, markup=False)
-        self.submit(Send(message.text))
-        self._offer_other_models(event.text)
+        self.submit(Send(message.text, conversation=conversation))
 
     def make_way_for_letter(self, event: events.Key) -> None:
         """Give the focus to the prompt before a letter that nobody else wants arrives.
@@ -169,9 +178,17 @@ class MainScreen(PaneScreen):
             worker.withdraw(self._price)
             self._price = None
         self.prompt.cost = ""
-        message = expand(event.text, Path.cwd())
+        self._price_prompt(event.text)
+
+    @work(exclusive=True, group="price")
+    async def _price_prompt(self, text: str) -> None:
+        """Say what would be sent and what it would cost; files are read on another thread."""
+        worker, prompt = self.app.worker, self.prompt
+        message = await asyncio.to_thread(expand, text, Path.cwd())
+        if worker is None or self.prompt is not prompt or prompt.message != text:
+            return
         self.prompt.attached = described(message.attachments)
-        if not event.text.strip() or self.feed.session is None:
+        if not text.strip() or self.feed.session is None:
             return
         if self.feed.writing:
             self._count_tokens(message.text)

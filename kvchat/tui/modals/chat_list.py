@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import ClassVar, Literal
 
 from rich.cells import cell_len
@@ -14,6 +16,7 @@ from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
+from textual.worker import get_current_worker
 
 from kvchat.chat.plain_text import one_line
 from kvchat.chat.store import ChatSummary, Store
@@ -97,6 +100,7 @@ class ChatList(Dialog[ChatChoice]):
         self._now = now
         self._rows: list[ChatSummary | Hit] = []
         self._deleted: list[str] = []
+        self._changing = asyncio.Lock()
         self._editing: tuple[Field, str] | None = None
         """What of which chat stands in the line above the list."""
 
@@ -123,7 +127,7 @@ class ChatList(Dialog[ChatChoice]):
                 self._rename(chat_id, event.value.strip())
                 self._end_editing()
             case ("tags", chat_id):
-                self._change(lambda: self._store.tag(chat_id, tags_in(event.value)))
+                self._change(partial(self._store.tag, chat_id, tags_in(event.value)))
                 self._end_editing()
             case None:
                 self._open_highlighted()
@@ -139,6 +143,7 @@ class ChatList(Dialog[ChatChoice]):
     @work(thread=True, exclusive=True, group="find", exit_on_error=False)
     def _find(self, text: str) -> None:
         """Look up on another thread: the screen never waits for the disk."""
+        worker = get_current_worker()
         words, tags = split_search(text)
         try:
             tagged = [chat for chat in self._store.chats() if has_tags(chat.tags, tags)]
@@ -150,7 +155,8 @@ class ChatList(Dialog[ChatChoice]):
         except KvchatError as error:
             self.app.call_from_thread(self._say, str(error))
         else:
-            self.app.call_from_thread(self._show, rows)
+            if not worker.is_cancelled:  # something else is looked for by now
+                self.app.call_from_thread(self._show, rows)
 
     def _show(self, rows: Sequence[ChatSummary | Hit]) -> None:
         options = self.query_one(OptionList)
@@ -215,12 +221,12 @@ class ChatList(Dialog[ChatChoice]):
     def action_duplicate(self) -> None:
         """Make a copy of the chat."""
         if (chat := self._highlighted) is not None:
-            self._change(lambda: self._store.duplicate(chat.id))
+            self._change(partial(self._store.duplicate, chat.id))
 
     def action_pin(self) -> None:
         """Keep the chat at the top, or no longer."""
         if (chat := self._highlighted) is not None:
-            self._change(lambda: self._store.pin(chat.id, not chat.pinned))
+            self._change(partial(self._store.pin, chat.id, not chat.pinned))
 
     def action_delete(self) -> None:
         """Delete the chat; it can be brought back."""
@@ -230,14 +236,12 @@ class ChatList(Dialog[ChatChoice]):
         if chat.id == self._current or chat.id in self._open_ids:
             self._say("This chat is open. Close its tab before you delete it.")
             return
-        self._deleted.append(chat.id)
-        self._change(lambda: self._store.delete(chat.id))
+        self._change(partial(self._store.delete, chat.id), partial(self._deleted.append, chat.id))
 
     def action_undo(self) -> None:
         """Bring back what was deleted here last."""
         if self._deleted:
-            chat_id = self._deleted.pop()
-            self._change(lambda: self._store.restore(chat_id))
+            self._change(partial(self._store.restore, self._deleted.pop()))
 
     def action_cancel(self) -> None:
         """Leave, or leave what was being changed as it was."""
@@ -265,16 +269,29 @@ class ChatList(Dialog[ChatChoice]):
         self._find("")
 
     def _rename(self, chat_id: str, title: str) -> None:
-        self._change(lambda: self._store.rename(chat_id, title))
-        self._tell_renamed(chat_id, title)
+        self._change(
+            partial(self._store.rename, chat_id, title),
+            partial(self._tell_renamed, chat_id, title),
+        )
 
-    def _change(self, change: Callable[[], object]) -> None:
-        try:
-            change()
-        except KvchatError as error:
-            self._say(str(error))
-        else:
-            self._find("" if self._editing else self.query_one(Input).value.strip())
+    def _change(self, change: Callable[[], object], then: Callable[[], None] | None = None) -> None:
+        """Change something on another thread, in turn, also if the list is closed meanwhile."""
+        self.app.run_worker(self._changed(change, then))
+
+    async def _changed(self, change: Callable[[], object], then: Callable[[], None] | None) -> None:
+        async with self._changing:
+            try:
+                await asyncio.to_thread(change)
+            except KvchatError as error:
+                if self.is_attached:
+                    self._say(str(error))
+                else:
+                    self.app.notify(str(error), severity="error", timeout=10, markup=False)
+                return
+            if then is not None:
+                then()
+            if self.is_attached:
+                self._find("" if self._editing else self.query_one(Input).value.strip())
 
     def _say(self, text: str) -> None:
         self.query_one(".chat-list--word", Static).update(text)
