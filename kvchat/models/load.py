@@ -28,6 +28,7 @@ from kvchat.models.known_costs import pass_costs
 from kvchat.models.locate import locate, require
 from kvchat.models.pull import PullProgress, pull
 from kvchat.models.template import ChatTemplate, Message
+from kvchat.models.threads import best_threads
 from kvchat.models.tokenizer import Tokenizer
 from kvchat.models.weights import Quant, WeightSource, build_transformer
 from kvchat.settings import cache_dir
@@ -133,7 +134,8 @@ def load(
         dtype: auto, float32, float16 or bfloat16: the type of weights that are not quantised.
         quant: class of the weights of linear layers, see `kvchat.models.weights.Quant`.
         ctx: size of the context in tokens; the model's own by default.
-        threads: compute threads on a CPU.
+        threads: compute threads on a CPU; measured once for a model on a machine by default, see
+            `kvchat.models.threads`.
         speculate: run guesses of the next tokens along where that pays; it changes no token's
             probability. What a pass costs is measured once for a model on a machine, which takes
             about a second.
@@ -166,6 +168,8 @@ def load(
             source, dtype=kind, quant=quant, device=where, kernels=kernels, progress=progress
         )
     step = RecordedStep(model) if kernels and RecordedStep.can_run(model) else EagerStep(model)
+    if threads is None:
+        torch.set_num_threads(best_threads(model, step, path, weight_class(model)))
     engine = Engine(
         model,
         eog_ids=tokenizer.eog_ids,
