@@ -41,6 +41,13 @@ CHAT = (
     Goal("send_to_first_event_ms", "sending to the first event", "≤", 5, "{:.2f} ms"),
 )
 
+SAMPLER = (
+    Goal("top_k_49152_ms", "top-k 50 of 49,152", "≤", 0.4, "{:.2f} ms"),
+    Goal("top_k_151936_ms", "top-k 50 of 151,936", "≤", 0.8, "{:.2f} ms"),
+    Goal("flat_49152_ms", "top-p 0.95 of 49,152 alike", "≤", 1.5, "{:.2f} ms"),
+    Goal("flat_151936_ms", "top-p 0.95 of 151,936 alike", "≤", 4, "{:.2f} ms"),
+)
+
 SCREEN = (
     Goal("first_paint_s", "first paint", "≤", 0.7, "{:.2f} s"),
     Goal("idle_cpu", "CPU while idle", "≤", 0.01, "{:.1%}"),

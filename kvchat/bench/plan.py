@@ -42,8 +42,8 @@ class Plan:
     prefill_tokens: int = 1000
     decode_prompt: int = 100
     decode_tokens: int = 128
-    long_context: int = 4000
-    """Tokens already cached when decoding is measured once more; 0 leaves that out."""
+    long_contexts: tuple[int, ...] = (4000, 8000)
+    """Tokens already cached when decoding is measured once more."""
     turns: int = 10
     user_tokens: int = 40
     reply_tokens: int = 280
@@ -56,10 +56,7 @@ class Plan:
     """Of what takes milliseconds: sending to an idle worker, bookkeeping of a long chat."""
 
     def __post_init__(self) -> None:
-        lowest = {"decode_tokens": 2, "reply_tokens": 2, "long_context": 0}
-        for name in self.__dataclass_fields__:
-            if getattr(self, name) < lowest.get(name, 1):
-                raise SettingError(f"{name} must be at least {lowest.get(name, 1)}")
+        _check_sizes(self, {"decode_tokens": 2, "reply_tokens": 2})
 
     @classmethod
     def quick(cls) -> Self:
@@ -68,7 +65,7 @@ class Plan:
             repeats=1,
             prefill_tokens=500,
             decode_tokens=64,
-            long_context=0,
+            long_contexts=(),
             turns=4,
             reply_tokens=64,
             branch_tokens=500,
@@ -88,7 +85,7 @@ class Plan:
             prefill_tokens=min(self.prefill_tokens, room),
             decode_prompt=min(self.decode_prompt, room),
             decode_tokens=reply,
-            long_context=self.long_context if self.long_context <= room else 0,
+            long_contexts=tuple(n for n in self.long_contexts if n <= room),
             branch_tokens=min(self.branch_tokens, max(1, room - self.decode_prompt)),
         )
 
@@ -107,12 +104,38 @@ class UiPlan:
     """Of the chat that is opened."""
 
     def __post_init__(self) -> None:
-        lowest = {"reply_tokens": 32, "messages": 2}
-        for name in self.__dataclass_fields__:
-            if getattr(self, name) < lowest.get(name, 1):
-                raise SettingError(f"{name} must be at least {lowest.get(name, 1)}")
+        _check_sizes(self, {"reply_tokens": 32, "messages": 2})
 
     @classmethod
     def quick(cls) -> Self:
         """A run of half a minute on a small model, for a first look."""
         return cls(repeats=1, reply_tokens=128, keys=10, idle_s=2.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QualityPlan:
+    """How much text the quality of the weights is measured over."""
+
+    tokens: int = 2048
+    window: int = 512
+    """Tokens of one run, each from an empty cache."""
+
+    def __post_init__(self) -> None:
+        _check_sizes(self, {"tokens": 2, "window": 2})
+
+    @classmethod
+    def quick(cls) -> Self:
+        """A quarter of the text."""
+        return cls(tokens=512)
+
+
+def _check_sizes(plan: Plan | UiPlan | QualityPlan, lowest: dict[str, int]) -> None:
+    """Refuse sizes below the lowest that make sense, which is 1 unless said otherwise.
+
+    Raises:
+        SettingError: a size is too small.
+    """
+    for name in plan.__dataclass_fields__:
+        value, least = getattr(plan, name), lowest.get(name, 1)
+        if min(value, default=least) < least if isinstance(value, tuple) else value < least:
+            raise SettingError(f"{name} must be at least {least}")

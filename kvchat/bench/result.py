@@ -17,11 +17,44 @@ class Contestant:
 
     name: str
     settings: str
-    prefill_tps: float
-    decode_tps: float
+    prefill_tps: float | None
+    decode_tps: float | None
+    long_decode_tps: float | None
+    """With the first of `plan.long_contexts` cached."""
+    turn_ttft_ms: float | None
+    """TTFT of the last turn of the scripted chat, what came before it being cached."""
     ready_s: float
     """From the start of the process to a model that can answer."""
+    reply_memory_bytes: int | None
+    """The most memory a process had taken after its first short reply."""
     peak_memory_bytes: int | None
+    """The same at its end."""
+    import_memory_bytes: int | None
+    """The same with the libraries imported and nothing loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class LongDecode:
+    """Decoding on top of a long cache."""
+
+    cached: int
+    decode_tps: float
+    token_ms: float
+    """Median time of a token."""
+    cache_ms: float
+    """What reading the keys and values takes at the measured bandwidth."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplerTimes:
+    """Medians of choosing one token, by size of the vocabulary."""
+
+    top_k_49152_ms: float
+    top_k_151936_ms: float
+    """With our own defaults, top-k 50 among them, and penalties over 256 tokens."""
+    flat_49152_ms: float
+    flat_151936_ms: float
+    """With top-k off and top-p 0.95, all tokens being about equally probable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +78,9 @@ class BenchResult:
     decode_tps: float
     decode_ms_p50: float
     decode_ms_p95: float
-    long_decode_tps: float | None
-    """With `plan.long_context` tokens cached; None when that was not measured."""
+    long_decodes: list[LongDecode]
+    """For each of `plan.long_contexts` that fits."""
+    sampler: SamplerTimes
     ttft_ms_by_turn: list[float]
     reused_by_turn: list[int]
     new_by_turn: list[int]

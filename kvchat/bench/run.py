@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from statistics import median
 
 import torch
 
 import kvchat
-from kvchat.bench import long_chat, peers, speed, texts, turns, worker_child
+from kvchat.bench import long_chat, peers, sampler_times, speed, texts, turns, worker_child
 from kvchat.bench.bandwidth import bytes_read_per_token, read_bandwidth
 from kvchat.bench.plan import LoadSettings, Plan
-from kvchat.bench.programs import Task
-from kvchat.bench.result import BenchResult, Contestant, percentile_95
+from kvchat.bench.result import BenchResult, Contestant, LongDecode, percentile_95
+from kvchat.bench.task import Task
 from kvchat.bench.worker_child import Errand
+from kvchat.engine.engine import Engine
 from kvchat.engine.errors import KvchatError
+from kvchat.engine.token_ids import common_prefix
 from kvchat.engine.types import SamplingParams
 from kvchat.models.load import LanguageModel, load
 
@@ -28,6 +30,7 @@ def run(
     plan: Plan,
     *,
     compare: Sequence[str] = (),
+    peer_python: str | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> BenchResult:
     """Load a model and measure it.
@@ -36,6 +39,7 @@ def run(
         settings: the model, and how to load it.
         plan: lengths and repeats.
         compare: names of other programs to run beside, see `kvchat.bench.peers.PEERS`.
+        peer_python: an interpreter that has those that ours does not have.
         progress: called with what is being measured now.
 
     Raises:
@@ -43,10 +47,10 @@ def run(
     """
     progress("loading the model")
     llm = load(settings.model, **settings.arguments())
-    peers.check_installed(compare, llm.path)
+    found = peers.interpreters(compare, llm.path, peer_python)
     # Other processes shall load this very file with this very number of threads.
     same = replace(settings, model=str(llm.path), threads=torch.get_num_threads())
-    return measure(llm, same, plan, compare=compare, progress=progress)
+    return measure(llm, same, plan, compare=found, progress=progress)
 
 
 def measure(
@@ -54,10 +58,18 @@ def measure(
     settings: LoadSettings,
     plan: Plan,
     *,
-    compare: Sequence[str] = (),
+    compare: Mapping[str, str | None] | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> BenchResult:
-    """Measure a loaded model; `settings` say how other processes load the same one."""
+    """Measure a loaded model.
+
+    Args:
+        llm: the model.
+        settings: how other processes load the same one.
+        plan: lengths and repeats.
+        compare: programs to run beside, from `kvchat.bench.peers.interpreters`.
+        progress: called with what is being measured now.
+    """
     engine, tokenizer = llm.engine, llm.tokenizer
     asked, plan = plan, plan.fitted(engine.max_seq_len)
     params = llm.defaults.updated(seed=0)
@@ -76,7 +88,10 @@ def measure(
     token_ms = [ms for each in decodes for ms in each.token_ms]
     decode_tps = median(each.decode_tps for each in decodes)
 
-    chat, naive, long_decode_tps = _chat(llm, params, plan, progress)
+    progress("choosing tokens")
+    sampler = sampler_times.measure()
+
+    chat, longest, long, naive = _chat(llm, params, plan, progress)
 
     progress("switching branches")
     branch = texts.prompt(tokenizer, plan.branch_tokens, nth=2)
@@ -93,7 +108,6 @@ def measure(
         prefill_ids=prefill_ids,
         decode_ids=decode_ids,
         decode_tokens=plan.decode_tokens,
-        repeats=1,
     )
     progress("starting processes")
     starts = [peers.measure(task) for _ in range(plan.starts)]
@@ -102,8 +116,8 @@ def measure(
     failures: list[str] = []
     if compare:
         try:
-            beside = replace(task, repeats=plan.repeats)
-            compared = peers.compare(beside, compare, plan.rounds, progress)
+            ours, theirs = _beside(replace(task, repeats=plan.repeats), plan, chat, longest)
+            compared = peers.compare(ours, theirs, compare, plan.rounds, progress)
         except KvchatError as error:  # what was measured so far shall not be lost
             failures.append(str(error))
 
@@ -127,7 +141,8 @@ def measure(
         decode_tps=decode_tps,
         decode_ms_p50=median(token_ms),
         decode_ms_p95=percentile_95(token_ms),
-        long_decode_tps=long_decode_tps,
+        long_decodes=[_long_decode(engine, cached, each, bandwidth) for cached, each in long],
+        sampler=sampler,
         ttft_ms_by_turn=[turn.cost.ttft_ms for turn in chat],
         reused_by_turn=[turn.cost.reused for turn in chat],
         new_by_turn=[turn.cost.new for turn in chat],
@@ -152,8 +167,13 @@ def measure(
 
 def _chat(
     llm: LanguageModel, params: SamplingParams, plan: Plan, progress: Callable[[str], None]
-) -> tuple[list[turns.Turn], list[speed.Reply], float | None]:
-    """Play the chat, decode once more with a long cache, then run its prompts without a cache."""
+) -> tuple[list[turns.Turn], list[int], list[tuple[int, speed.Reply]], list[speed.Reply]]:
+    """Play the chat, decode on top of longer caches, then run its prompts without a cache.
+
+    Returns:
+        The turns; the ids of the longest cache, which begin with the chat; a reply for each of
+        `plan.long_contexts`; a reply of one token for each turn.
+    """
     chat: list[turns.Turn] = []
     script = turns.play(
         llm,
@@ -165,18 +185,51 @@ def _chat(
     for turn in script:
         chat.append(turn)
         progress(f"turn {len(chat)} of {plan.turns}")
-    long_decode_tps = None
-    if plan.long_context:
-        progress(f"decode with {plan.long_context:,} tokens cached")
-        held = [*llm.engine.ids][: plan.long_context]
-        rest = texts.prompt(llm.tokenizer, plan.long_context)[len(held) :]
-        longest = speed.reply(llm.engine, [*held, *rest], params, tokens=plan.decode_tokens)
-        long_decode_tps = longest.decode_tps
+    held, most = [*llm.engine.ids], max(plan.long_contexts, default=0)
+    longest = [*held, *texts.tokens(llm.tokenizer, max(0, most - len(held)))]
+    long: list[tuple[int, speed.Reply]] = []
+    for cached in plan.long_contexts:
+        progress(f"decode with {cached:,} tokens cached")
+        ids = longest[:cached]
+        speed.reply(llm.engine, ids, params, tokens=2)
+        long.append((cached, speed.reply(llm.engine, ids, params, tokens=plan.decode_tokens)))
     naive: list[speed.Reply] = []
     for each in turns.without_cache(llm, params, [turn.prompt for turn in chat]):
         naive.append(each)
         progress(f"turn {len(naive)} of {len(chat)} without the cache")
-    return chat, naive, long_decode_tps
+    return chat, longest, long, naive
+
+
+def _long_decode(
+    engine: Engine, cached: int, reply: speed.Reply, bandwidth_gbps: float
+) -> LongDecode:
+    read = engine.kv_bytes_per_token * (cached + len(reply.token_ms) / 2)
+    return LongDecode(
+        cached=cached,
+        decode_tps=reply.decode_tps,
+        token_ms=median(reply.token_ms),
+        cache_ms=read / bandwidth_gbps / 1e6,
+    )
+
+
+def _beside(
+    task: Task, plan: Plan, chat: Sequence[turns.Turn], longest: Sequence[int]
+) -> tuple[Task, Task]:
+    """Return what kvchat and the others do when they are compared: the same ids.
+
+    When the last turn begins, we hold what our chat held, the end of the last reply included,
+    which was prefilled while the user would read. The others hold that reply up to its last token.
+    """
+    cached = min(plan.long_contexts, default=0)
+    task = replace(task, long_ids=list(longest[:cached]))
+    if len(chat) < 2:
+        return task, task
+    before, last = chat[-2:]
+    held = common_prefix(last.prompt, [*before.prompt, *before.reply[:-1]])
+    return (
+        replace(task, turn_ids=last.prompt, turn_held=last.cost.reused),
+        replace(task, turn_ids=last.prompt, turn_held=held),
+    )
 
 
 def _notes(asked: Plan, plan: Plan, *, played: int, stashed: bool) -> list[str]:

@@ -1,4 +1,4 @@
-"""A model for benchmarks of nothing."""
+"""A model for benchmarks of nothing, and one such benchmark."""
 
 from __future__ import annotations
 
@@ -8,6 +8,25 @@ from pathlib import Path
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from kvchat.bench.plan import LoadSettings, Plan
+from kvchat.bench.result import BenchResult
+from kvchat.bench.run import run
+
+SMALL = Plan(
+    repeats=2,
+    prefill_tokens=40,
+    decode_prompt=10,
+    decode_tokens=6,
+    long_contexts=(150, 200),
+    turns=3,
+    user_tokens=12,
+    reply_tokens=9,
+    branch_tokens=30,
+    starts=1,
+    rounds=1,
+    light_repeats=2,
+)
 
 
 @pytest.fixture(scope="session")
@@ -38,3 +57,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     LlamaForCausalLM(config).save_pretrained(path)
     return path
+
+
+@pytest.fixture(scope="session")
+def result(folder: Path) -> BenchResult:
+    """Everything measured once, beside transformers."""
+    settings = LoadSettings(model=str(folder), device="cpu", ctx=300, threads=1)
+    told: list[str] = []
+    found = run(settings, SMALL, compare=["transformers"], progress=told.append)
+    assert told[0] == "loading the model"
+    return found
