@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvchat.bench.plan import LoadSettings, Plan, UiPlan
+from kvchat.bench.plan import LoadSettings, Plan, QualityPlan, UiPlan
 from kvchat.cli.loading import make_available
 from kvchat.cli.options import MODEL, takes_settings
 from kvchat.cli.output import Output, status
@@ -16,14 +16,36 @@ from kvchat.engine.errors import SettingError
 from kvchat.settings import Settings
 
 if TYPE_CHECKING:
+    from kvchat.bench.quality import QualityResult
+    from kvchat.bench.quality_report import QualityReport
     from kvchat.bench.report import Report
     from kvchat.bench.result import BenchResult
     from kvchat.bench.resume import ResumeReport, ResumeResult
     from kvchat.bench.speculation import SpeculationReport, SpeculationResult
     from kvchat.bench.store import StoreResult
     from kvchat.bench.store_report import StoreReport
+    from kvchat.bench.thread_counts import ThreadsReport, ThreadsResult
     from kvchat.bench.ui import UiResult
     from kvchat.bench.ui_report import UiReport
+
+    Result = (
+        BenchResult
+        | UiResult
+        | SpeculationResult
+        | StoreResult
+        | ResumeResult
+        | QualityResult
+        | ThreadsResult
+    )
+    Shown = (
+        Report
+        | UiReport
+        | SpeculationReport
+        | StoreReport
+        | ResumeReport
+        | QualityReport
+        | ThreadsReport
+    )
 
 
 @takes_settings(MODEL)
@@ -31,7 +53,20 @@ def bench(  # noqa: PLR0917 (the command line passes them all by name)
     settings: Settings,
     compare: Annotated[
         list[str] | None,
-        typer.Option("--compare", metavar="PROGRAM", help="Run transformers beside; repeatable."),
+        typer.Option(
+            "--compare",
+            metavar="PROGRAM",
+            help="Run llama.cpp or transformers beside; repeatable.",
+        ),
+    ] = None,
+    peer_python: Annotated[
+        str | None,
+        typer.Option(
+            "--peer-python",
+            metavar="PATH",
+            envvar="KVCHAT_PEER_PYTHON",
+            help="A Python interpreter that has the programs to compare with.",
+        ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Measure less, for a first look.")] = False,
     turns: Annotated[
@@ -50,6 +85,13 @@ def bench(  # noqa: PLR0917 (the command line passes them all by name)
     resume: Annotated[
         bool, typer.Option("--resume", help="Measure how a long chat is opened again instead.")
     ] = False,
+    quality: Annotated[
+        bool,
+        typer.Option("--quality", help="Measure what the precision of the weights costs instead."),
+    ] = False,
+    tune_threads: Annotated[
+        bool, typer.Option("--tune-threads", help="Measure thread counts anew; keep the best one.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead of a table.")
     ] = False,
@@ -66,27 +108,36 @@ def bench(  # noqa: PLR0917 (the command line passes them all by name)
         threads=settings.threads,
     )
     given = {name: n for name, n in (("turns", turns), ("repeats", repeats)) if n is not None}
-    result: BenchResult | UiResult | SpeculationResult | StoreResult | ResumeResult
-    report: Report | UiReport | SpeculationReport | StoreReport | ResumeReport
+    modes = {
+        "--ui": ui,
+        "--store": store,
+        "--speculate": speculate,
+        "--resume": resume,
+        "--quality": quality,
+        "--tune-threads": tune_threads,
+    }
+    mode = next((flag for flag, given_flag in modes.items() if given_flag), None)
+    _check_alone(mode, {**modes, "--compare": compare, "--turns": turns})
+    result: Result
+    report: Shown
     try:
-        if speculate:
-            if ui or compare or turns is not None:
-                raise SettingError("--ui, --compare and --turns have no meaning with --speculate")
-            result, report = _speculation(load, quick, repeats)
-        elif resume:
-            if ui or compare or turns is not None:
-                raise SettingError("--ui, --compare and --turns have no meaning with --resume")
-            result, report = _resume(load, quick, repeats)
-        elif ui:
-            if compare or turns is not None:
-                raise SettingError("--compare and --turns have no meaning with --ui")
-            result, report = _screen(load, quick, given)
-        elif store:
-            if compare or turns is not None:
-                raise SettingError("--compare and --turns have no meaning with --store")
-            result, report = _store(load, quick, given)
-        else:
-            result, report = _chat(load, quick, given, compare or ())
+        match mode:
+            case "--ui":
+                result, report = _screen(load, quick, given)
+            case "--store":
+                result, report = _store(load, quick, given)
+            case "--speculate":
+                result, report = _speculation(load, quick, repeats)
+            case "--resume":
+                result, report = _resume(load, quick, repeats)
+            case "--quality":
+                _check_alone(mode, {"--repeats": repeats})
+                result, report = _quality(load, quick)
+            case "--tune-threads":
+                _check_alone(mode, {"--repeats": repeats, "--threads": settings.threads})
+                result, report = _threads(load)
+            case _:
+                result, report = _chat(load, quick, given, compare or (), peer_python)
     finally:
         status("")
     if as_json:
@@ -95,14 +146,32 @@ def bench(  # noqa: PLR0917 (the command line passes them all by name)
         output.show(report)
 
 
+def _check_alone(mode: str | None, others: Mapping[str, object]) -> None:
+    """Refuse flags that have no meaning with a mode.
+
+    Raises:
+        SettingError: there are some.
+    """
+    meaningless = [flag for flag, value in others.items() if value and flag != mode]
+    if mode is not None and meaningless:
+        plural = len(meaningless) > 1
+        raise SettingError(
+            f"{' and '.join(meaningless)} {'have' if plural else 'has'} no meaning with {mode}"
+        )
+
+
 def _chat(
-    load: LoadSettings, quick: bool, given: dict[str, int], compare: Sequence[str]
+    load: LoadSettings,
+    quick: bool,
+    given: dict[str, int],
+    compare: Sequence[str],
+    peer_python: str | None,
 ) -> tuple[BenchResult, Report]:
-    plan = replace(Plan.quick() if quick else Plan(), **given)
+    plan = replace(Plan.quick() if quick else Plan(), **given)  # type: ignore[arg-type]
     from kvchat.bench.report import Report
     from kvchat.bench.run import run
 
-    result = run(load, plan, compare=compare, progress=status)
+    result = run(load, plan, compare=compare, peer_python=peer_python, progress=status)
     return result, Report(result)
 
 
@@ -145,3 +214,19 @@ def _screen(load: LoadSettings, quick: bool, given: dict[str, int]) -> tuple[UiR
 
     result = measure(load, plan, progress=status)
     return result, UiReport(result)
+
+
+def _quality(load: LoadSettings, quick: bool) -> tuple[QualityResult, QualityReport]:
+    plan = QualityPlan.quick() if quick else QualityPlan()
+    from kvchat.bench.quality import measure
+    from kvchat.bench.quality_report import QualityReport
+
+    result = measure(load, plan, progress=status)
+    return result, QualityReport(result)
+
+
+def _threads(load: LoadSettings) -> tuple[ThreadsResult, ThreadsReport]:
+    from kvchat.bench.thread_counts import ThreadsReport, measure
+
+    result = measure(load, progress=status)
+    return result, ThreadsReport(result)
