@@ -18,9 +18,14 @@ if os.environ.get("CI"):
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache_folder() -> Iterator[None]:
-    """A cache folder of the tests' own: kernels that the user has built would change what runs."""
+    """A cache folder of the tests' own: kernels that the user has built would change what runs.
+
+    So would those that a chat builds in idle time.
+    """
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("KVCHAT_CACHE_DIR", folder)
+        patch.setenv("KVCHAT_KERNELS", "use")
+        patch.setattr("kvchat.chat.worker.Worker._build_kernels", lambda *_: None)
         yield
 
 

@@ -69,6 +69,7 @@ class PlainChat:
         system: system prompt.
         overflow: what to do when the context is full; nobody is asked where nobody sits.
         sampling: settings by name that replace the model's own.
+        kernels: whether idle time is used to build our own kernels for the CPU.
         keeper: saves the chat; without it nothing is kept. It is closed with the chat.
     """
 
@@ -82,6 +83,7 @@ class PlainChat:
         system: str = "",
         overflow: Overflow = "ask",
         sampling: Mapping[str, Any] | None = None,
+        kernels: bool = False,
         keeper: Keeper | None = None,
     ) -> None:
         self.lines = lines
@@ -105,6 +107,7 @@ class PlainChat:
             overflow=overflow if asks or overflow != "ask" else "stop",
             system=system,
             sampling=sampling,
+            kernels=kernels,
             snapshots=keeper.snapshots if keeper is not None else None,
         )
         self._session: ChatSession | None = None

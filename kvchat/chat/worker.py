@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from subprocess import Popen
 from typing import TYPE_CHECKING, Any
 
 from kvchat.chat.commands import (
@@ -57,6 +58,7 @@ from kvchat.engine.types import (
     TokenGenerated,
 )
 from kvchat.models.pull_staging import PullProgress
+from kvchat.settings import cache_dir
 
 if TYPE_CHECKING:
     from kvchat.chat.snapshots import Snapshots
@@ -90,6 +92,7 @@ class Worker:
         system: system prompt of new conversations.
         thinking: switches reasoning on or off where the template allows it.
         titles: whether the model gives chats titles in idle time.
+        kernels: whether idle time is used to build our own kernels for the CPU, once.
         snapshots: keeps caches on the disk; without it none is.
         quiet: seconds without a command before it does so.
     """
@@ -103,6 +106,7 @@ class Worker:
         system: str = "",
         thinking: bool | None = None,
         titles: bool = False,
+        kernels: bool = False,
         snapshots: Snapshots | None = None,
         quiet: float = QUIET,
     ) -> None:
@@ -115,6 +119,8 @@ class Worker:
         self._titles = titles
         self._titled: set[str] = set()
         """The chats that the model has been asked for a title of."""
+        self._builds_kernels = kernels
+        self._builder: Popen[bytes] | None = None
         self._snapshots = snapshots
         self._quiet = quiet
         self._deadline = 0.0
@@ -217,6 +223,8 @@ class Worker:
             self._cancel_engine()
             self._wake.notify_all()
         self._thread.join(timeout)
+        if self._builder is not None and self._builder.stdin is not None:
+            self._builder.stdin.close()  # which ends it
         self._tell = _tell_nobody
         return not self._thread.is_alive()
 
@@ -420,6 +428,8 @@ class Worker:
                 self._give_way(session)
             if self._titles:
                 self._suggest_title(session)
+            if self._builds_kernels and not self.busy:
+                self._build_kernels(session)
         except KvchatError as error:
             # The turn that this was meant for will meet the same error and tell it.
             log.info("idle prefill ended: %s", error)
@@ -435,6 +445,14 @@ class Worker:
                 self._titled.add(chat.id)
             if isinstance(event, str):
                 self._tell(TitleSuggested(chat, event))
+
+    def _build_kernels(self, session: ChatSession) -> None:
+        from kvchat.engine import native  # imports torch
+        from kvchat.engine.native.background import begin
+
+        if session.llm.device == "cpu":
+            self._builds_kernels = False
+            self._builder = begin(cache_dir() / native.FOLDER)
 
     def _give_way(self, session: ChatSession) -> None:
         """End what is done in idle time as soon as there is a command."""

@@ -98,6 +98,7 @@ def line_by_line(settings: Settings, resume: str | None = None) -> None:
         system=settings.system or "",
         overflow=settings.overflow,
         sampling=settings.sampling,
+        kernels=settings.kernels == "auto",
         keeper=keeper,
     )
     try:

@@ -56,7 +56,7 @@ def doctor() -> None:
     output = Output()
     broken = False
     with Interrupts() as interrupts:
-        for look in (_program, _compute, _folders, _settings, _model, _terminal):
+        for look in (_program, _compute, _kernels, _folders, _settings, _model, _terminal):
             for finding in look():
                 interrupts.check()
                 broken |= finding.mark == "FAIL"
@@ -92,6 +92,32 @@ def _compute() -> Iterator[Finding]:
         f"{here.cpu}, {bfloat16} bfloat16, {here.cores} cores, {here.threads} threads",
     )
     yield Finding("GPU", ", ".join(here.accelerators) or "none; models run on the CPU")
+
+
+def _kernels() -> Iterator[Finding]:
+    try:
+        from kvchat.engine import native
+    except Exception:
+        return  # there is no torch, which was told
+    folder, remedy = cache_dir() / native.FOLDER, ""
+    setting = Settings.load()[0].kernels
+    if native.is_in_place(folder):
+        found = "in place"
+    elif native.is_building(folder):
+        found = "being built right now; they are used from the next start on"
+    elif cause := native.failure(folder):
+        found = f"could not be built: {cause}"
+        remedy = "`kvchat kernels` tries again; until then torch's operators do the work."
+    elif not native.can_build():
+        found = "none; torch's operators do the work"
+        remedy = "With a C++ compiler and `pip install 'kvchat[kernels]'` replies are quicker."
+    else:
+        found = "none yet; a chat builds them while it is idle"
+        if setting != "auto":
+            found = "none; `kvchat kernels` builds them"
+    if setting == "off":
+        found += "; left aside, as kernels is set to off"
+    yield Finding("kernels", found, remedy)
 
 
 def _folders() -> Iterator[Finding]:

@@ -19,7 +19,8 @@ def kernels(
     """Build kvchat's own CPU kernels for this machine, which takes about half a minute.
 
     They make replies quicker from the next start on. A C++ compiler and ninja are needed. They
-    are used only after they have agreed with torch.
+    are used only after they have agreed with torch. A chat builds them by itself while it is
+    idle, unless `kernels` is set otherwise.
     """
     from kvchat.engine import native
 
@@ -34,14 +35,17 @@ def kernels(
     if not native.can_build():
         raise KvchatError(
             "building the kernels takes a C++ compiler and ninja: install g++ or clang, and "
-            "`pip install ninja`; without them torch's own operators are used"
+            "`pip install 'kvchat[kernels]'`; without them torch's own operators are used"
         )
-    from kvchat.engine.native.build import build
+    from kvchat.engine.native.build import build, cause
 
     typer.echo("Building the kernels for this machine…")
     try:
         build(native.home(folder))
+    except native.BusyError as error:
+        raise KvchatError(
+            "another kvchat is building the kernels already; they are there in a minute"
+        ) from error
     except (RuntimeError, OSError) as error:
-        last = next((line for line in reversed(str(error).splitlines()) if line.strip()), "")
-        raise KvchatError(f"the kernels could not be built here: {last.strip()[:200]}") from error
+        raise KvchatError(f"the kernels could not be built here: {cause(error)}") from error
     typer.echo("Done: they are used from the next start on.")

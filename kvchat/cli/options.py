@@ -44,6 +44,7 @@ MODEL: Flags = {
 }
 
 CHAT: Flags = {
+    "kernels": _flag(str, "Model", "kvchat's own kernels for the CPU.", metavar="auto|use|off"),
     "speculate": _flag(
         bool,
         "Model",

@@ -29,6 +29,7 @@ __all__ = [
     "RULES",
     "SAMPLING_RULES",
     "Given",
+    "Kernels",
     "Overflow",
     "Persona",
     "Settings",
@@ -46,6 +47,10 @@ __all__ = [
 
 Overflow = Literal["ask", "stop", "drop-oldest"]
 """What to do when a conversation no longer fits the context."""
+
+Kernels = Literal["auto", "use", "off"]
+"""`auto` uses the kernels for the CPU and lets chats build them in idle time, `use` builds none by
+itself, `off` leaves them aside."""
 
 _REMEMBERED = ("theme",)
 """Settings that the program remembers by itself."""
@@ -70,6 +75,8 @@ class Settings:
     """Context length in tokens; None is what the model was made for."""
     threads: int | None = None
     """Compute threads; None measures which count is fastest."""
+    kernels: Kernels = "auto"
+    """Our own kernels for the CPU."""
     speculate: bool = False
     """Run guesses of the next tokens along, where that pays."""
     theme: str | None = None
@@ -137,6 +144,7 @@ class Settings:
             "quant": self.quant,
             "ctx": self.ctx,
             "threads": self.threads,
+            "kernels": self.kernels != "off",
             "speculate": self.speculate,
             "stash_bytes": self.stash_mb * 2**20,
         }

@@ -111,6 +111,12 @@ RULES: dict[str, Rule] = {
     ),
     "ctx": Rule(int, "Context length in tokens.", "what the model was made for", 8192, low=1),
     "threads": Rule(int, "Compute threads.", "measured", 4, low=1),
+    "kernels": Rule(
+        str,
+        "kvchat's own kernels for the CPU: auto uses them and builds them while a chat is idle, "
+        "use builds none by itself, off leaves them aside.",
+        choices=("auto", "use", "off"),
+    ),
     "speculate": Rule(
         bool,
         "Guess tokens from what was written before, and check several in one step where that pays. "

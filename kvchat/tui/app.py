@@ -181,6 +181,7 @@ class KvchatApp(App[None]):
             overflow=settings.overflow,
             system=settings.system or "",
             titles=settings.titles,
+            kernels=settings.kernels == "auto",
             snapshots=keeper.snapshots,
         )
         screen.submit(Load(model, settings.load_arguments()))

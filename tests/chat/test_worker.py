@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -54,6 +55,9 @@ from kvchat.engine.types import (
     PrefillProgress,
     TokenGenerated,
 )
+
+BUILD_KERNELS = Worker._build_kernels
+"""As it is; for the other tests it does nothing."""
 
 SECONDS = 20
 """Longest wait for something that is certain to happen."""
@@ -569,6 +573,35 @@ def test_settling_happens_by_itself_and_makes_the_next_turn_short(rig: Rig) -> N
     rig.settled()
     rig.say("more")
     assert rig.heard.all(TurnFinished)[-1].turn.new == len("user\nmore!\n!assistant\n")
+
+
+class Builder:
+    """In place of the process that builds kernels."""
+
+    def __init__(self) -> None:
+        self.stdin = io.BytesIO()
+
+
+def test_idle_time_builds_kernels_once_and_not_after_the_end(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[Builder] = []
+
+    def begin(_: Path) -> Builder:
+        begun.append(Builder())
+        return begun[-1]
+
+    monkeypatch.setattr("kvchat.engine.native.background.begin", begin)
+    monkeypatch.setattr(Worker, "_build_kernels", BUILD_KERNELS)
+    for kernels, times in ((False, 0), (True, 1)):
+        rig = Rig(folder, kernels=kernels)
+        rig.load()
+        rig.settled()
+        rig.say("hello")
+        rig.settled()
+        assert rig.worker.shutdown(SECONDS)
+        assert len(begun) == times
+    assert begun[0].stdin.closed
 
 
 def test_settling_gives_way_to_a_command(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,12 @@ import hashlib
 import os
 import platform
 import shutil
+import sqlite3
 import sys
+import sysconfig
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -31,11 +36,11 @@ def is_loaded() -> bool:
 
 def load(folder: Path) -> bool:
     """Load the kernels that are in `folder` for this machine; returns whether there are any."""
-    place = home(folder)
-    if not (place / CHECKED).exists():
+    if not is_in_place(folder):
         return False
     if is_loaded():
         return True
+    place = home(folder)
     try:
         torch.ops.load_library(place / f"{LIBRARY}.so")
     except OSError:
@@ -46,9 +51,71 @@ def load(folder: Path) -> bool:
 
 
 def can_build() -> bool:
-    """Whether this machine has what building takes: a compiler and ninja."""
+    """Whether this machine has a compiler, ninja, and what torch calls them with."""
     compiler = os.environ.get("CXX", "c++" if sys.platform != "win32" else "cl")
-    return shutil.which(compiler) is not None and shutil.which("ninja") is not None
+    found = shutil.which(compiler) is not None and ninja() is not None
+    return found and find_spec("setuptools") is not None
+
+
+def ninja() -> str | None:
+    """The program ninja; one from a package lies beside our Python, which need not be in PATH."""
+    return shutil.which("ninja") or shutil.which("ninja", path=sysconfig.get_path("scripts"))
+
+
+def is_in_place(folder: Path) -> bool:
+    """Whether `folder` has kernels for this machine that agreed with torch."""
+    return (home(folder) / CHECKED).exists()
+
+
+def failure(folder: Path) -> str | None:
+    """Why the last try to build for this machine failed; None if there was none since."""
+    try:
+        return _failure_file(home(folder)).read_text("utf-8", "replace").strip()
+    except OSError:
+        return None
+
+
+def note_failure(place: Path, cause: str | None) -> None:
+    """Remember, for `failure`, why kernels could not be built in `place`; None forgets it."""
+    if cause is None:
+        _failure_file(place).unlink(missing_ok=True)
+    else:
+        _failure_file(place).write_text(cause, "utf-8")
+
+
+def _failure_file(place: Path) -> Path:
+    return place.with_suffix(".failed")
+
+
+class BusyError(Exception):
+    """Another process builds in the same folder."""
+
+
+@contextmanager
+def building(folder: Path) -> Iterator[None]:
+    """Be the only process that builds in `folder`, which must exist.
+
+    Raises:
+        BusyError: another one does.
+    """
+    # SQLite's lock is the same on every system, and goes with the process that held it.
+    with closing(sqlite3.connect(folder / "lock", timeout=0)) as lock:
+        try:
+            lock.execute("BEGIN EXCLUSIVE")
+        except sqlite3.OperationalError as error:
+            raise BusyError from error
+        yield
+
+
+def is_building(folder: Path) -> bool:
+    """Whether a process builds in `folder` right now."""
+    if not (folder / "lock").exists():
+        return False
+    try:
+        with building(folder):
+            return False
+    except BusyError:
+        return True
 
 
 def home(folder: Path) -> Path:

@@ -6,6 +6,7 @@ Their folder appears in one step and only with kernels that agreed with torch.
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -13,22 +14,45 @@ import torch
 from torch import Tensor
 from torch.utils.cpp_extension import load
 
-from kvchat.engine.native import CHECKED, LIBRARY, SOURCE
+from kvchat.engine.native import CHECKED, LIBRARY, SOURCE, building, ninja, note_failure
 
 FLAGS = ["-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math"]
+
+UNFINISHED = ".building-"
+"""How the names of folders begin in which something is being built."""
 
 TOLERANCE = 2e-3
 """Of the largest result; float16 scales and 16-bit activations lose a tenth of it."""
 
 
 def build(folder: Path) -> None:
-    """Compile into `folder`.
+    """Compile into `folder`, unless another process has done so meanwhile.
+
+    What goes wrong is remembered beside it, for `native.failure`.
 
     Raises:
         RuntimeError: the compiler refuses, or what it made does not compute what torch does.
+        OSError: there is no place to write to.
+        BusyError: another process is building.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".building-") as place:
+    with building(folder.parent):
+        for left in folder.parent.glob(f"{UNFINISHED}*"):  # by a process that was ended
+            shutil.rmtree(left, ignore_errors=True)
+        if (folder / CHECKED).exists():
+            return
+        try:
+            _build(folder)
+        except RuntimeError as error:
+            note_failure(folder, cause(error))
+            raise
+        note_failure(folder, None)
+
+
+def _build(folder: Path) -> None:
+    tools = Path(ninja() or "").parent
+    os.environ["PATH"] = os.pathsep.join([str(tools), os.environ.get("PATH", os.defpath)])
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=UNFINISHED) as place:
         load(
             LIBRARY,
             [str(SOURCE)],
@@ -36,6 +60,8 @@ def build(folder: Path) -> None:
             build_directory=place,
             is_python_module=False,
         )
+        # A processor that does not know an instruction ends the process and leaves this word.
+        note_failure(folder, "what the compiler made ended the process that tried it")
         check()
         for leftover in Path(place).iterdir():
             if leftover.suffix != ".so":
@@ -44,6 +70,13 @@ def build(folder: Path) -> None:
         os.chmod(place, 0o755)
         os.rename(place, folder)
         os.mkdir(place)  # for the clean-up to find
+
+
+def cause(error: Exception) -> str:
+    """Find the line of a compiler's tale that says what went wrong."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = [line for line in lines if "error:" in line.lower()]
+    return (telling or lines[-1:] or [type(error).__name__])[0][:200]
 
 
 def check() -> None:
