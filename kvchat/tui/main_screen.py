@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from textual import events, getters, on, work
 from textual.app import ComposeResult
@@ -18,12 +18,11 @@ from textual.containers import Horizontal, Vertical
 from textual.reactive import var
 from textual.widgets import Static
 
-from kvchat.chat.attachments import described, expand
+from kvchat.chat.attachments import expand
 from kvchat.chat.commands import (
     Command,
     Continue,
     Edit,
-    GetPrice,
     Load,
     Regenerate,
     Restore,
@@ -47,6 +46,7 @@ from kvchat.tui.modals.model_picker import ModelChoice, ModelPicker
 from kvchat.tui.modals.overflow import OverflowQuestion
 from kvchat.tui.modals.system_editor import SystemEditor
 from kvchat.tui.pane_screen import PaneScreen
+from kvchat.tui.prompt_price import PromptPrice
 from kvchat.tui.widgets.cache_panel import CachePanel
 from kvchat.tui.widgets.header import ChatHeader
 from kvchat.tui.widgets.key_line import KeyLine
@@ -59,9 +59,6 @@ from kvchat.tui.widgets.slider import ParamSlider
 from kvchat.tui.widgets.speed_panel import SpeedPanel
 from kvchat.tui.widgets.tab_row import TabRow
 from kvchat.tui.widgets.transcript import Transcript
-
-if TYPE_CHECKING:
-    pass
 
 TOO_SMALL = "kvchat needs a terminal of at least 60 × 20 cells. Make this one larger."
 
@@ -86,8 +83,9 @@ class MainScreen(PaneScreen):
         super().__init__()
         self.feed = EventFeed(self, stash_budget)
         self.messages = MessageActions(self)
-        self._offered_picker = False
-        self._price: GetPrice | None = None
+        self.price = PromptPrice(self)
+        self._language: str | None = None
+        """A language somebody wrote in that a model was not made for; ISO 639-1."""
         self._early: list[Command] = []
         self._attaching = asyncio.Lock()
 
@@ -113,6 +111,7 @@ class MainScreen(PaneScreen):
         """The worker began or ended something, or another chat is in view."""
         self.busy = self.feed.writing and self.feed.pane is self.pane
         self._show_queue()
+        self.price.ask()  # another chat, or a cache that holds more, makes it another one
 
     def command_failed(self, command: Command, error: KvchatError) -> None:
         """Tell why, and give back what was typed."""
@@ -171,38 +170,8 @@ class MainScreen(PaneScreen):
 
     @on(MessageArea.Edited)
     def _ask_price(self, event: MessageArea.Edited) -> None:
-        worker = self.app.worker
-        if event.area is not self.prompt or worker is None:
-            return
-        if self._price is not None:
-            worker.withdraw(self._price)
-            self._price = None
-        self.prompt.cost = ""
-        self._price_prompt(event.text)
-
-    @work(exclusive=True, group="price")
-    async def _price_prompt(self, text: str) -> None:
-        """Say what would be sent and what it would cost; files are read on another thread."""
-        worker, prompt = self.app.worker, self.prompt
-        message = await asyncio.to_thread(expand, text, Path.cwd())
-        if worker is None or self.prompt is not prompt or prompt.message != text:
-            return
-        self.prompt.attached = described(message.attachments)
-        if not text.strip() or self.feed.session is None:
-            return
-        if self.feed.writing:
-            self._count_tokens(message.text)
-        else:
-            self._price = GetPrice(message.text, conversation=self.pane.conversation)
-            worker.submit(self._price)
-
-    @work(thread=True, exclusive=True, group="count", exit_on_error=False)
-    def _count_tokens(self, text: str) -> None:
-        """While the engine is busy the price is unknown, but the length is not."""
-        session = self.feed.session
-        if session is not None:
-            count = len(session.llm.tokenizer.encode_plain(text))
-            self.app.call_from_thread(setattr, self.prompt, "cost", f"{count:,} tokens")
+        if event.area is self.prompt:
+            self.price.ask()
 
     @on(QueuedMessages.ChangeRequested)
     def _change_queued(self, event: QueuedMessages.ChangeRequested) -> None:
@@ -309,7 +278,8 @@ class MainScreen(PaneScreen):
     @work
     async def action_choose_model(self) -> None:
         """Chat with another model."""
-        choice = await self.app.push_screen_wait(ModelPicker(self._model_name()))
+        picker = ModelPicker(self._model_name(), language=self._language)
+        choice = await self.app.push_screen_wait(picker)
         if choice is not None:
             self._load(choice)
 
@@ -373,24 +343,28 @@ class MainScreen(PaneScreen):
 
     def _load(self, choice: ModelChoice) -> None:
         options = self.app.settings.load_arguments()
+        self._language = None
         self.submit(Load(choice.name, options, fetch=choice.must_fetch))
 
-    @work
-    async def _offer_other_models(self, text: str) -> None:
-        """Once, when somebody writes in a language that the model was not made for."""
+    def _offer_other_models(self, text: str) -> None:
+        """Once, when somebody writes in a language that the model was not made for.
+
+        No more than a word: the picker would take the keys of those who go on writing.
+        """
         name = self._model_name()
         entry, language = find(name or ""), language_of(text)
-        if self._offered_picker or entry is None or language is None:
+        if self._language or entry is None or language is None:
             return
         if language in entry.languages or not for_language(language):
             return
-        self._offered_picker = True
-        reason = f"{entry.alias} was not made for this language. These models were:"
-        choice = await self.app.push_screen_wait(
-            ModelPicker(name, language=language, reason=reason)
+        self._language = language
+        key = self.app.keymap.first("chat.model")
+        self.notify(
+            f"{entry.alias} was not made for this language. {key} shows models that were.",
+            title="Another model?",
+            timeout=15,
+            markup=False,
         )
-        if choice is not None:
-            self._load(choice)
 
     @work
     async def _ask_overflow(self, command: Command, error: ContextOverflowError) -> None:

@@ -101,6 +101,9 @@ class Themes:
             problem, wanted = f"There is no theme '{wanted}'.{hint}", None
         few_colours = no_color or color_system not in ("truecolor", "256")
         if few_colours and not (wanted and self.entries[wanted].theme.ansi):
+            if wanted is not None and not no_color:
+                said = f"'{TERMINAL_THEME}' is shown in place of '{wanted}'."
+                problem = f"This terminal has 16 colours at most: {said}"
             return TERMINAL_THEME, problem
         return wanted or DEFAULT_THEME, problem
 

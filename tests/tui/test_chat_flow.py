@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 from helpers import wait_until
@@ -23,6 +24,7 @@ from kvchat.tui.app import KvchatApp
 from kvchat.tui.main_screen import MainScreen
 from kvchat.tui.modals.chat_list import ChatList
 from kvchat.tui.modals.help import HelpScreen
+from kvchat.tui.modals.model_picker import ModelPicker
 from kvchat.tui.modals.overflow import OverflowQuestion
 from kvchat.tui.modals.text_editor import TextEditor
 from kvchat.tui.views import message_view, turn_spans
@@ -316,6 +318,39 @@ async def test_the_path_of_a_file_is_pasted_and_told_before_it_is_sent(llm, tmp_
         assert str(c.screen.prompt.border_subtitle) == ""
 
 
+async def test_while_a_reply_is_written_the_cost_is_told_as_far_as_it_is_known(llm):
+    dictate(llm, "Fine.", "abcdefghij" * 5)
+    async with chat() as c:
+        await c.say("Hi")
+        c.app.worker.pause()
+        await c.type("Go on")
+        await c.until(lambda: c.screen.busy)
+        await c.pilot.press(*"more")
+        await c.until(lambda: c.screen.prompt.cost)
+        # The template's own tokens and those that are reused are not known yet.
+        assert c.screen.prompt.cost in ("4 tokens · at once", "4 tokens · about 0.1 s")
+        await c.pilot.press("escape")
+        await c.until(lambda: "new tokens" in c.screen.prompt.cost)
+        assert "reused" in c.screen.prompt.cost
+
+
+async def test_another_model_is_offered_once_and_takes_no_keys(llm, monkeypatch):
+    named = replace(llm, name="smollm2")
+    monkeypatch.setattr(load_module, "load", lambda *_, **__: named)
+    dictate(llm, "Hello.", "Hello.")
+    async with chat() as c:
+        await c.say("你好，你是谁？请介绍一下自己。")
+        await c.say("你好，你是谁？请介绍一下自己。")
+        assert c.app.screen is c.screen
+        assert c.screen.focused is c.screen.prompt
+        offers = [n for n in c.app._notifications if "not made for this language" in n.message]
+        assert len(offers) == 1
+        assert "F4" in offers[0].message
+        await c.pilot.press("f4")
+        await c.until(lambda: isinstance(c.app.screen, ModelPicker) and c.app.screen._choices)
+        assert "Chinese come first" in str(c.app.screen.query_one(".dialog--note").render())
+
+
 async def test_a_chat_is_kept_and_found_again(llm):
     dictate(llm, "The otter sleeps.", "Second.", "Third.")
     async with chat() as c:
@@ -503,7 +538,7 @@ async def test_a_reply_goes_on_while_the_terminal_is_too_small(llm, following):
         c.screen.transcript.action_move(-1)
         await c.pilot.resize_terminal(60, 20)
         await c.until(lambda: c.screen.transcript.size)
-        assert c.screen.transcript.is_following is following
+        assert c.screen.transcript.is_vertical_scroll_end is following
         assert c.app._exception is None
         await c.pilot.press("escape")
         await c.idle()

@@ -158,20 +158,27 @@ def test_two_files_with_one_name_are_reported(config: Path):
 
 
 @pytest.mark.parametrize(
-    ("wanted", "color_system", "no_color", "chosen"),
+    ("wanted", "color_system", "no_color", "chosen", "said"),
     [
-        (None, "truecolor", False, DEFAULT_THEME),
-        ("paper", "truecolor", False, "paper"),
-        ("paper", "256", False, "paper"),
-        ("paper", "standard", False, TERMINAL_THEME),
-        ("paper", None, False, TERMINAL_THEME),
-        ("paper", "truecolor", True, TERMINAL_THEME),
-        ("ansi-light", "standard", False, "ansi-light"),
+        (None, "truecolor", False, DEFAULT_THEME, None),
+        (None, "standard", False, TERMINAL_THEME, None),
+        ("paper", "truecolor", False, "paper", None),
+        ("paper", "256", False, "paper", None),
+        ("paper", "standard", False, TERMINAL_THEME, "This terminal has 16 colours"),
+        ("paper", None, False, TERMINAL_THEME, "This terminal has 16 colours"),
+        ("paper", "truecolor", True, TERMINAL_THEME, None),
+        ("ansi-light", "standard", False, "ansi-light", None),
     ],
 )
-def test_a_terminal_gets_a_theme_it_can_show(config, wanted, color_system, no_color, chosen):
-    themes = load_themes()
-    assert themes.choose(wanted, color_system=color_system, no_color=no_color) == (chosen, None)
+def test_a_terminal_gets_a_theme_it_can_show(config, wanted, color_system, no_color, chosen, said):
+    name, problem = load_themes().choose(wanted, color_system=color_system, no_color=no_color)
+    assert name == chosen
+    if said is None:
+        assert problem is None
+    else:
+        assert problem is not None
+        assert problem.startswith(said)
+        assert "'paper'" in problem
 
 
 def test_an_unknown_theme_is_said_and_the_default_taken(config: Path):

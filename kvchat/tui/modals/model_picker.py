@@ -56,7 +56,6 @@ class ModelPicker(Dialog[ModelChoice]):
     Args:
         current: name of the model in use.
         language: ISO 639-1 code of a language it must be fit for; such models come first.
-        reason: a sentence on why the picker is shown.
         find_local: lists the models on this disk; called on another thread.
         memory: bytes a model may take; None if unknown.
     """
@@ -78,21 +77,22 @@ class ModelPicker(Dialog[ModelChoice]):
         current: str | None = None,
         *,
         language: str | None = None,
-        reason: str = "",
         find_local: Callable[[], Sequence[LocalModel]] = list_models,
         memory: Callable[[], int | None] = available_memory,
     ) -> None:
         super().__init__()
-        self._current, self._language, self._reason = current, language, reason
+        self._current, self._language = current, language
         self._find_local = find_local
         self._memory = memory()
         self._choices: list[ModelChoice] = []
         self._fits_language: list[bool] = []
 
     def compose_body(self) -> ComposeResult:
-        """Yield the reason and the list, which fills when the disk has been searched."""
-        if self._reason:
-            yield Static(self._reason, classes="dialog--note", markup=False)
+        """Yield the list, which fills when the disk has been searched."""
+        if self._language:
+            name = _LANGUAGES.get(self._language, self._language)
+            note = f"Models that were made for {name} come first."
+            yield Static(note, classes="dialog--note", markup=False)
         yield OptionList(markup=False)
 
     def on_mount(self) -> None:

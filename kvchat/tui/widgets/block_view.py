@@ -168,11 +168,6 @@ class BlockView(ScrollView, can_focus=True):
         self._follow = True
         self._settle(None)
 
-    @property
-    def is_following(self) -> bool:
-        """Whether the view stays at the end when text is added."""
-        return self._follow
-
     def reveal(self, block: Block) -> None:
         """Scroll to the start of a block, unless all of it is in view."""
         if not self._text_width:
