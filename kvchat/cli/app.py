@@ -15,7 +15,7 @@ from kvchat import __version__
 from kvchat.cli import BAD_USAGE, DONE, INTERRUPTED
 from kvchat.cli.output import note
 
-COMMANDS = ("chat", "ask", "models", "pull", "bench", "verify", "kernels", "doctor")
+COMMANDS = ("chat", "ask", "models", "pull", "bench", "verify", "kernels", "cache", "doctor")
 
 GROUPS = ("chats", "config")
 

@@ -54,6 +54,11 @@ class GGUFFile:
             self.close()
             raise
 
+    @property
+    def paths(self) -> list[Path]:
+        """The files, in the order of their parts."""
+        return [part.path for part in self._parts]
+
     def blocks(self, name: str) -> torch.Tensor:
         """The bytes of a tensor as stored, uint8 (rows, bytes per row), without a copy.
 

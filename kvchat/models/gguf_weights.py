@@ -27,6 +27,7 @@ class GGUFWeights:
         self.file = file
         self.config, self.family = model_config(file)
         self.pairs = self.family.gguf_pairs
+        self.paths = file.paths
         self.nbytes = sum(info.nbytes for info in file.tensors.values())
 
     def has(self, name: str) -> bool:

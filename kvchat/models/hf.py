@@ -129,7 +129,8 @@ class HFWeights:
         self.config, self.family = model_config(read_json(folder / "config.json"))
         self._files: dict[Path, Any] = {}
         self._homes = self._find_weights()
-        self.nbytes = sum(path.stat().st_size for path in set(self._homes.values()))
+        self.paths = sorted(set(self._homes.values()))
+        self.nbytes = sum(path.stat().st_size for path in self.paths)
 
     def has(self, name: str) -> bool:
         """Whether the folder holds a weight of this name."""

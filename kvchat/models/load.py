@@ -26,6 +26,7 @@ from kvchat.models.gguf_weights import GGUFWeights
 from kvchat.models.hf import HFWeights, read_json
 from kvchat.models.known_costs import pass_costs
 from kvchat.models.locate import locate, require
+from kvchat.models.packed import BUDGET, FOLDER, PackedLayers, made_from
 from kvchat.models.pull import PullProgress, pull
 from kvchat.models.template import ChatTemplate, Message
 from kvchat.models.threads import best_threads
@@ -124,6 +125,7 @@ def load(
     speculate: bool = False,
     kernels: bool = True,
     stash_bytes: int = STASH_BUDGET,
+    packed_bytes: int = BUDGET,
     progress: Callable[[LoadProgress | PullProgress], None] | None = None,
 ) -> LanguageModel:
     """Load a model by name, folder or .gguf file; the default model is fetched if it is absent.
@@ -141,6 +143,8 @@ def load(
             about a second.
         kernels: use our own kernels for the CPU where this machine has them.
         stash_bytes: host memory for cut-off parts of the cache.
+        packed_bytes: disk space for the weights of all models as they are packed for this CPU,
+            so that the next start is quicker; 0 keeps none.
         progress: called as the default model is fetched and as weights are read; an exception
             from it ends the load.
 
@@ -163,10 +167,22 @@ def load(
             f"--ctx {ctx!r} is outside 1 to {source.config.max_seq_len}, the model's own context"
         )
     kernels = kernels and where.type == "cpu" and native.load(cache_dir() / native.FOLDER)
+    packed = None
+    if where.type == "cpu" and packed_bytes:
+        key = made_from(source.paths, dtype=kind, quant=quant, kernels=kernels)
+        packed = PackedLayers(cache_dir() / FOLDER, key, packed_bytes)
     with memory_is_enough():
         model = build_transformer(
-            source, dtype=kind, quant=quant, device=where, kernels=kernels, progress=progress
+            source,
+            dtype=kind,
+            quant=quant,
+            device=where,
+            kernels=kernels,
+            packed=packed,
+            progress=progress,
         )
+    if packed is not None:
+        packed.save()
     step = RecordedStep(model) if kernels and RecordedStep.can_run(model) else EagerStep(model)
     if threads is None:
         torch.set_num_threads(best_threads(model, step, path, weight_class(model)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, Protocol
 
 import torch
@@ -24,6 +25,7 @@ from kvchat.engine.linear import (
 )
 from kvchat.engine.model import Transformer
 from kvchat.engine.types import LoadProgress
+from kvchat.models.packed import PackedLayers
 
 Quant = Literal["auto", "none", "int8", "int4"]
 """Class of the linear weights: `auto` keeps 4-bit blocks as they are and holds other quantised
@@ -47,6 +49,8 @@ class WeightSource(Protocol):
     """Whether query and key rows have the two features of a rotation side by side."""
     nbytes: int
     """Bytes of all weights in the file."""
+    paths: list[Path]
+    """The files that the weights are read from."""
 
     def has(self, name: str) -> bool:
         """Whether the file holds a weight of this name."""
@@ -74,11 +78,13 @@ def build_transformer(
     quant: Quant,
     device: torch.device,
     kernels: bool = False,
+    packed: PackedLayers | None = None,
     progress: Callable[[LoadProgress], None] | None = None,
 ) -> Transformer:
     """Read all weights and put the model together on its device.
 
     `kernels` says that our own are loaded: quantised weights then take their layout.
+    `packed` has the layers that were packed at an earlier start, and keeps those that are new.
     `progress` is called after every weight and once at the end, then with `done` equal to
     `total`; an exception from it ends the load.
 
@@ -86,7 +92,13 @@ def build_transformer(
         ModelFileError: a weight is missing or has a shape that the configuration denies.
     """
     builder = _Builder(
-        source, dtype=dtype, quant=quant, device=device, packs=kernels, progress=progress
+        source,
+        dtype=dtype,
+        quant=quant,
+        device=device,
+        packs=kernels,
+        packed=packed,
+        progress=progress,
     )
     config = source.config
     embedding = builder.embedding()
@@ -129,6 +141,7 @@ class _Builder:
         quant: Quant,
         device: torch.device,
         packs: bool,
+        packed: PackedLayers | None,
         progress: Callable[[LoadProgress], None] | None,
     ) -> None:
         self.source = source
@@ -139,6 +152,7 @@ class _Builder:
         self.progress = progress
         self.done = 0
         self.packs = packs
+        self.packed = packed
 
     def block(self, i: int) -> Block:
         c = self.config
@@ -180,29 +194,45 @@ class _Builder:
         return RMSNorm(self._paired(weight), self.config.norm_eps)
 
     def linear(self, rows: list[_Rows], in_features: int, quant: Quant | None = None) -> AnyLinear:
-        """Build one linear layer from stacked matrices, in the class that `quant` asks for."""
-        quant = quant or self.quant
-        packs = self.packs and PackedLinear.fits(in_features)
-        out_features = sum(part.out_features for part in rows)
+        """Make one linear layer from stacked matrices, in the class that `quant` asks for."""
         for part in rows:
             self._check_shape(f"{part.name}.weight", (part.out_features, in_features))
         bias = self._bias(rows)
+        layer = self._kept(rows, bias, lambda: self._linear(rows, in_features, quant, bias))
+        self._release(rows)
+        return layer
+
+    def _kept(
+        self, rows: list[_Rows], bias: Tensor | None, make: Callable[[], AnyLinear]
+    ) -> AnyLinear:
+        """Return a layer as an earlier start has packed it, or else made now."""
+        if self.packed is None:
+            return make()
+        name = " ".join(part.name for part in rows)
+        layer = self.packed.take(name, bias)
+        if layer is None:
+            layer = make()
+            self.packed.put(name, layer)
+        return layer
+
+    def _linear(
+        self, rows: list[_Rows], in_features: int, quant: Quant | None, bias: Tensor | None
+    ) -> AnyLinear:
+        quant = quant or self.quant
+        packs = self.packs and PackedLinear.fits(in_features)
+        out_features = sum(part.out_features for part in rows)
         if quant in ("auto", "int4") and (packs or Int4Linear.fits(out_features, in_features)):
             parts = [self._int4(part, in_features) for part in rows]
             if all(part is not None for part in parts):
                 q, scale, minimum = (torch.cat(t) for t in zip(*parts, strict=True))
-                self._release(rows)
                 if packs:
                     return PackedLinear.pack(q, scale, minimum, 4, bias)
                 return Int4Linear.pack(q, scale, minimum, bias)
         kind = self._class(quant, max(self._bits(part) for part in rows))
         if packs and kind != "none":
             slabs = self._slabs(rows, in_features)
-            layer = PackedLinear.quantise(slabs, out_features, _BITS[kind], bias)
-            self._release(rows)
-            return layer
+            return PackedLinear.quantise(slabs, out_features, _BITS[kind], bias)
         weight = torch.cat([self._dense_rows(part, in_features) for part in rows])
-        self._release(rows)
         return self._rounded(weight, kind, bias)
 
     def embedding(self) -> AnyEmbedding:
@@ -224,8 +254,10 @@ class _Builder:
             return embedding
         # Rows are looked up in the dense table; the head reads all of it for every token, so its
         # class decides a good part of the speed.
-        bits = self._bits(_Rows("embedding", c.vocab_size))
-        return self._rounded(embedding.weight, self._class(_head_quant(self.quant), bits), None)
+        rows = _Rows("embedding", c.vocab_size)
+        kind = self._class(_head_quant(self.quant), self._bits(rows))
+        weight = embedding.weight
+        return self._kept([rows], None, lambda: self._rounded(weight, kind, None))
 
     @staticmethod
     def _class(quant: Quant, bits: float) -> Quant:

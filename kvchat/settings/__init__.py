@@ -89,6 +89,8 @@ class Settings:
     """Only the sampling parameters that were given, by their names in `SamplingParams`."""
     stash_mb: int = 512
     """Host memory for stashed cache suffixes, in MiB."""
+    packed_mb: int = 4096
+    """Disk space for packed weights of all models, in MiB."""
     overflow: Overflow = "ask"
     save_candidates: bool = True
     """Whether saved chats have the candidates of each token."""
@@ -147,6 +149,7 @@ class Settings:
             "kernels": self.kernels != "off",
             "speculate": self.speculate,
             "stash_bytes": self.stash_mb * 2**20,
+            "packed_bytes": self.packed_mb * 2**20,
         }
 
     def keeping_arguments(self) -> dict[str, Any]:

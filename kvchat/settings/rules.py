@@ -130,6 +130,12 @@ RULES: dict[str, Rule] = {
     "stash_mb": Rule(
         int, "Memory in MiB that keeps what edits and branches cut off the cache.", low=0
     ),
+    "packed_mb": Rule(
+        int,
+        "Disk space in MiB for the weights of all models as they are packed for this processor, "
+        "which makes the next start quicker; those not used for longest go first. 0 keeps none.",
+        low=0,
+    ),
     "overflow": Rule(
         str,
         "What to do when a chat no longer fits the context.",
