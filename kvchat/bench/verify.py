@@ -1,22 +1,22 @@
-"""`kvchat verify`: a scripted chat answered with the cache, then every reply again without it.
+"""`kvchat verify`: scripted chats answered with the cache, then every reply again without it.
 
-The chat does whatever can cut the cache or bring parts of it back: stops, cut and continued
-replies, edits, branches, another system prompt. In float32 both runs must give the same tokens
-from the same logits; elsewhere kernels differ with the number of rows, and the gap is measured.
+In float32 both runs must give the same tokens from the same logits; elsewhere kernels differ with
+the number of rows, and the gap is measured.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kvchat.bench.speed import forget
-from kvchat.chat.events import ChatEvent, TurnFinished
+from kvchat.bench.verify_scripts import Step, scripts
+from kvchat.chat.events import TurnFinished
 from kvchat.chat.ledger import Turn
 from kvchat.chat.session import ChatSession
 from kvchat.engine.sampling import Draw, Sampler
@@ -29,25 +29,9 @@ from kvchat.engine.types import (
 )
 from kvchat.models.load import LanguageModel
 
-REPLY_TOKENS = 12
-SYSTEM = "Answer briefly."
-
 ABSOLUTE, RELATIVE = 1e-4, 1e-5
 """Logits are equal in float32 if they differ by no more than the larger of the first and the
 second times the largest logit: rounding grows with what is rounded."""
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """Something a user does that a reply comes of."""
-
-    name: str
-    events: Iterable[ChatEvent]
-    """What the session yields for it; nothing has happened before it is iterated."""
-    params: dict[str, Any] = field(default_factory=dict)
-    """Sampling settings that differ from greedy ones."""
-    cancel_after: int | None = None
-    """Tokens after which the user stops the reply; 0 is after the prefill."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +42,8 @@ class Outcome:
     reused: int
     new: int
     decoded: int
+    dropped_turns: int
+    """Old turns left out of the prompt."""
     finish_reason: str
     ttft_ms: float | None
     """None when the reply was stopped before its first token; so are the next two."""
@@ -150,7 +136,7 @@ class _Recorder:
 
 
 def verify(llm: LanguageModel, progress: Callable[[str], None] = lambda _: None) -> Verification:
-    """Play the chat with the cache, then every reply of it without.
+    """Play the chats with the cache, then every reply of them without.
 
     Args:
         llm: the model; its cache and stash are emptied.
@@ -180,56 +166,30 @@ def verify(llm: LanguageModel, progress: Callable[[str], None] = lambda _: None)
     )
 
 
-def script(chat: ChatSession) -> Iterator[Step]:
-    """Use a chat in every way that changes what is cached."""
-    yield Step("first message", chat.send("What lives in the sea?"))
-    first = chat.last_reply()
-    yield Step("second message", chat.send("And in rivers?"))
-    second = chat.last_reply()
-    words = second.content[len(second.content) // 2 :][:4]
-    stop = (words,) if words else ()
-    yield Step("ended by a stop string", chat.regenerate(), {"stop": stop})
-    yield Step("after the stop string", chat.send("Name two birds."), cancel_after=4)
-    yield Step("stopped, continued", chat.continue_reply())
-    chat.select(second.id)
-    yield Step("back on a branch", chat.send("Why?"), {"max_tokens": 3})
-    yield Step("cut short, continued", chat.continue_reply())
-    yield Step("stopped at its beginning", chat.send("Are you sure?"), cancel_after=0)
-    yield Step("regenerated, seeded", chat.regenerate(), {"temperature": 0.8, "seed": 7})
-    yield Step("message edited", chat.edit(second.parent or "", "And in deserts?"))
-    text = first.content
-    for _ in chat.edit(first.id, text[: len(text) // 2] + " small crabs"):
-        pass
-    yield Step("reply edited, continued", chat.continue_reply())
-    chat.set_system("You are a sailor. Answer briefly.")
-    yield Step("system prompt changed", chat.send("Who are you?"))
-
-
 def _play(llm: LanguageModel) -> Iterator[_Played]:
-    engine = llm.engine
-    greedy = llm.defaults.updated(temperature=0.0, seed=0, max_tokens=REPLY_TOKENS)
-    chat = ChatSession(llm, SYSTEM, params=greedy)
-    recorder = _Recorder(engine.sampler)
-    engine.sampler = recorder  # type: ignore[assignment]
-    try:
-        for step in script(chat):
-            chat.params = greedy.updated(**step.params)
-            recorder.logits = []
-            turn = _run(chat, step)
-            context = chat.conversation.context_ids(turn.reply_id)
-            yield _Played(
-                name=step.name,
-                turn=turn,
-                params=chat.params,
-                context=context,
-                # Tokens that a stop string took back were drawn too.
-                logits=recorder.logits[: len(context) - turn.reused - turn.new],
-                cache_is_sound=list(engine.ids) == context[: len(engine.ids)],
-            )
-            for _ in chat.settle():
-                pass
-    finally:
-        engine.sampler = recorder.sampler
+    for chat, script in scripts(llm):
+        engine, greedy = chat.llm.engine, chat.params
+        recorder = _Recorder(engine.sampler)
+        engine.sampler = recorder  # type: ignore[assignment]
+        try:
+            for step in script(chat):
+                chat.params = greedy.updated(**step.params)
+                recorder.logits = []
+                turn = _run(chat, step)
+                context = chat.conversation.context_ids(turn.reply_id)
+                yield _Played(
+                    name=step.name,
+                    turn=turn,
+                    params=chat.params,
+                    context=context,
+                    # Tokens that a stop string took back were drawn too.
+                    logits=recorder.logits[: len(context) - turn.reused - turn.new],
+                    cache_is_sound=list(engine.ids) == context[: len(engine.ids)],
+                )
+                for _ in chat.settle():
+                    pass
+        finally:
+            engine.sampler = recorder.sampler
 
 
 def _run(chat: ChatSession, step: Step) -> Turn:
@@ -281,6 +241,7 @@ def _compare(llm: LanguageModel, played: _Played, reference: Tensor) -> Outcome:
         reused=turn.reused,
         new=turn.new,
         decoded=turn.decoded,
+        dropped_turns=turn.dropped_turns,
         finish_reason=turn.finish_reason,
         ttft_ms=turn.ttft_ms if turn.decoded else None,
         cold_ttft_ms=cold_ttft_ms,

@@ -54,7 +54,7 @@ class Place(NamedTuple):
     node_id: str
     position: int
     active: bool
-    dropped: bool
+    dropped: int
 
 
 class Columns(NamedTuple):
@@ -129,7 +129,7 @@ class Tracker:
         self._prompt: tuple[str, Context, int] | None = None
         self._known: dict[str, _Known] = {}
         self._active: dict[str | None, str] = {}
-        self._dropped: set[str] = set()
+        self._dropped: dict[str, int] = {}
         self._columns: Columns | None = None
         self._forget = True
         if stored:
@@ -153,7 +153,7 @@ class Tracker:
         chat = self.conversation
         if self._forget:
             self._forget = False
-            self._known, self._active, self._dropped, self._columns = {}, {}, set(), None
+            self._known, self._active, self._dropped, self._columns = {}, {}, {}, None
         if not chat.nodes and self._columns is None:
             return None
         removed = tuple(self._known.keys() - chat.nodes.keys())
@@ -234,15 +234,20 @@ class Tracker:
         """Return the places of messages whose siblings, activity or visibility changed."""
         chat = self.conversation
         turned = chat.active.items() ^ self._active.items()
-        hidden = chat.dropped ^ self._dropped
+        hidden = {node_id for node_id, _ in chat.dropped.items() ^ self._dropped.items()}
         parents = touched | {parent for parent, _ in turned}
         parents |= {chat.nodes[node_id].parent for node_id in hidden if node_id in chat.nodes}
         if turned:
             self._active = dict(chat.active)
         if hidden:
-            self._dropped = set(chat.dropped)
+            self._dropped = dict(chat.dropped)
         return [
-            Place(node_id, position, chat.active.get(parent) == node_id, node_id in chat.dropped)
+            Place(
+                node_id,
+                position,
+                chat.active.get(parent) == node_id,
+                chat.dropped.get(node_id, 0),
+            )
             for parent in parents
             for position, node_id in enumerate(chat.children.get(parent, ()))
         ]

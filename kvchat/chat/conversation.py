@@ -55,8 +55,9 @@ class Conversation:
     """Ids of the messages after each message, oldest first; those after None begin the chat."""
     active: dict[str | None, str] = field(default_factory=dict)
     """Which child of each message was last on the active path."""
-    dropped: set[str] = field(default_factory=set)
-    """Messages the model no longer sees, left out when the context was full."""
+    dropped: dict[str, int] = field(default_factory=dict)
+    """By a user's message: how many of the first messages on its path the model does not see from
+    it on, left out when the context was full."""
     keep_cache: bool | None = None
     """Whether a snapshot of its KV cache is kept on the disk; None is as the settings say."""
 
@@ -276,9 +277,20 @@ class Conversation:
 
     # Moving about
 
-    def drop(self, *node_ids: str) -> None:
-        """Hide messages from the model from now on; they stay in the tree."""
-        self.dropped.update(node_ids)
+    def drop(self, user_id: str, count: int) -> None:
+        """Hide the first `count` messages before a user's message from the model, from it on.
+
+        They stay in the tree, and paths that do not lead over that message show them as before.
+        """
+        self.dropped[user_id] = count
+
+    def unseen(self, path: Sequence[Node]) -> Sequence[Node]:
+        """Return the first messages of a path, those that the model does not see at its end.
+
+        They are whole turns and never all, whatever a file may say.
+        """
+        count = max((self.dropped.get(node.id, 0) for node in path), default=0)
+        return path[: min(count, max(0, len(path) - 1)) // 2 * 2]
 
     def select(self, node_id: str) -> None:
         """Put this message on the active path, with what was last active below it."""

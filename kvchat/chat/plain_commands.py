@@ -161,9 +161,11 @@ def history(chat: PlainChat, argument: str) -> None:
     path = chat.conversation.active_path()
     if not path:
         raise KvchatError("There are no messages yet.")
+    unseen = len(chat.conversation.unseen(path))
     for nth, node in enumerate(path, start=1):
         who = "you" if node.role == "user" else "model"
-        chat.say(f"{nth:>3}  {who}{_marks(chat, node)}: {_excerpt(node)}")
+        marks = _marks(chat, node, unseen=nth <= unseen)
+        chat.say(f"{nth:>3}  {who}{marks}: {_excerpt(node)}")
 
 
 def delete(chat: PlainChat, argument: str) -> None:
@@ -261,14 +263,14 @@ def _branches(chat: PlainChat) -> Iterator[tuple[int, str, Node]]:
                 yield at, f"{nth} of {len(among)}", conversation.node(sibling)
 
 
-def _marks(chat: PlainChat, node: Node) -> str:
+def _marks(chat: PlainChat, node: Node, *, unseen: bool) -> str:
     index, count = chat.conversation.siblings(node.id)
     ending = node.reply.finish_reason if node.reply else None
     marks = {
         f"{index + 1} of {count}": count > 1,
         "edited": node.edited,
         "cut": ending in ("length", "cancelled") and not node.edited,
-        "no longer seen by the model": node.id in chat.conversation.dropped,
+        "no longer seen by the model": unseen,
     }
     shown = ", ".join(mark for mark, holds in marks.items() if holds)
     return f" ({shown})" if shown else ""

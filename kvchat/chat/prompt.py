@@ -47,18 +47,11 @@ class PromptBuilder:
         self._base = DecodedContext(tokenizer)
 
     def visible_path_to(self, node_id: str | None) -> list[Node]:
-        """Return the path to a message without the turns dropped when the context was full.
-
-        A turn is left out for messages after it, so that one of its own is reached by a whole
-        path; and only as a whole, so not where another reply of the same message was chosen.
-        """
+        """Return the path to a message without the turns dropped when the context was full."""
         if node_id is None:
             return []
-        path, dropped = self.conversation.path_to(node_id), self.conversation.dropped
-        start = 0
-        while start + 1 < len(path) and {path[start].id, path[start + 1].id} <= dropped:
-            start += 2
-        return path if path[-1].id in dropped else path[start:]
+        path = self.conversation.path_to(node_id)
+        return path[len(self.conversation.unseen(path)) :]
 
     def for_reply(self, user_id: str) -> list[int]:
         """Return the prompt for a reply to a user message: everything up to the reply's header."""

@@ -235,8 +235,6 @@ class ChatSession:
 
     def _reply(self, user: Node, overflow: Overflow | None) -> Iterator[ChatEvent]:
         started = time.perf_counter()
-        if user.id in self.conversation.dropped:
-            self.conversation.dropped = set()  # back to where there was room for them
         ids, dropped = self._make_room(user, overflow or self.overflow)
         node = self.conversation.start_reply(user.id)
         yield from self._write(node, ids, started, dropped)
@@ -245,7 +243,7 @@ class ChatSession:
     def _attempt(self) -> Iterator[None]:
         """Undo what a turn did to the tree if it fails before the reply has a token."""
         chat = self.conversation
-        known, dropped, end = set(chat.nodes), set(chat.dropped), self._end()
+        known, dropped, end = set(chat.nodes), dict(chat.dropped), self._end()
         try:
             yield
         except Exception:
@@ -367,12 +365,13 @@ class ChatSession:
         if overflow != "drop-oldest":
             self._check_room(len(ids) + room - 1, can_drop=True, can_begin=len(ids) < limit)
         # More is freed than this turn needs: every dropping costs a new prefill of what remains.
-        target, dropped = limit - max(room, limit // 4), 0
-        while len(ids) > target and len(path := self.prompts.visible_path_to(user.id)) > 1:
-            self.conversation.drop(path[0].id, path[1].id)
+        target, path = limit - max(room, limit // 4), self.conversation.path_to(user.id)
+        before = unseen = len(self.conversation.unseen(path))
+        while len(ids) > target and unseen + 1 < len(path):
+            unseen += 2
+            self.conversation.drop(user.id, unseen)
             ids = self.prompts.for_reply(user.id)
-            dropped += 1
-        return ids, dropped
+        return ids, (unseen - before) // 2
 
     def _check_room(self, needed: int, *, can_drop: bool = False, can_begin: bool = False) -> None:
         limit = self.engine.max_seq_len

@@ -160,7 +160,7 @@ def load_conversation(db: sqlite3.Connection, chat_id: str) -> Conversation | No
                 node.reply, node.edited = Reply(finish_reason="interrupted"), True
         chat.nodes[node_id] = node
         if dropped:
-            chat.dropped.add(node_id)
+            chat.dropped[node_id] = dropped
     siblings = db.execute(
         "SELECT id FROM nodes WHERE chat = ? ORDER BY position, row", (chat_id,)
     ).fetchall()
@@ -338,4 +338,4 @@ def _drop_unreachable(chat: Conversation) -> None:
         del chat.nodes[node_id]
         chat.children.pop(node_id, None)
         chat.active.pop(node_id, None)
-        chat.dropped.discard(node_id)
+        chat.dropped.pop(node_id, None)

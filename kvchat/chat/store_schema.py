@@ -102,6 +102,10 @@ MIGRATIONS: tuple[str, ...] = (
         SELECT row, terms(content, thinking) FROM nodes JOIN replies ON node = row
         WHERE thinking != '' AND finish_reason IS NOT NULL;
     """,
+    """
+    UPDATE nodes SET dropped = 0 WHERE dropped;  -- was whether the model no longer sees a message,
+    -- is how many at the beginning it does not see from this one on: a next turn finds out anew
+    """,
 )
 """Step n makes a database of version n one of version n + 1; nothing at all is version 0.
 

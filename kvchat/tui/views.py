@@ -21,6 +21,8 @@ def message_view(
     node: Node,
     turns: Mapping[str, Turn],
     llm: LanguageModel | None = None,
+    *,
+    unseen: bool = False,
 ) -> MessageView:
     """Return what the transcript shows of a message.
 
@@ -29,6 +31,7 @@ def message_view(
         node: the message.
         turns: what replies cost.
         llm: the model, if one is loaded: its tokenizer finds where settings were changed.
+        unseen: whether it was left out of the model's context.
     """
     reply, turn = node.reply, turns.get(node.id)
     return MessageView(
@@ -40,7 +43,7 @@ def message_view(
         finish_reason=reply.finish_reason if reply else None,
         siblings=conversation.siblings(node.id),
         ledger=turn.line() if turn else "",
-        dropped=node.id in conversation.dropped,
+        dropped=unseen,
         marks=tuple(_marks(conversation, node, llm)) if llm else (),
     )
 
@@ -80,8 +83,9 @@ def turn_spans(conversation: Conversation, path: Sequence[Node]) -> list[TurnSpa
     an earlier reply, say) takes that off the turns before it, oldest first.
     """
     sizes: list[int] = []
-    for node in path:
-        if node.reply is None or node.reply.context is None or node.id in conversation.dropped:
+    unseen = len(conversation.unseen(path))
+    for at, node in enumerate(path):
+        if node.reply is None or node.reply.context is None or at < unseen:
             sizes += [0] * (node.reply is not None)
             continue
         end = node.reply.context.kept + len(node.reply.context.ids)

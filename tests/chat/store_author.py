@@ -107,7 +107,7 @@ class Author:
         self.chat.branch(self.pick(which).id)
 
     def drop(self, which: int) -> None:
-        self.chat.drop(self.pick(which).id)
+        self.chat.drop(self.pick(which).id, which + 1)
 
     def delete(self, which: int) -> None:
         self.deleted.append(self.chat.delete(self.pick(which).id))

@@ -59,7 +59,7 @@ def image(chat: Conversation) -> dict[str, Any]:
         "nodes": {node_id: _node(node) for node_id, node in chat.nodes.items()},
         "children": chat.children,
         "active": chat.active,
-        "dropped": chat.dropped & chat.nodes.keys(),
+        "dropped": {at: n for at, n in chat.dropped.items() if at in chat.nodes},
     }
 
 

@@ -28,7 +28,7 @@ def state(chat: ChatSession) -> tuple[object, ...]:
     return (
         list(tree.nodes),
         [node.id for node in tree.active_path()],
-        set(tree.dropped),
+        dict(tree.dropped),
         list(chat.llm.engine.ids),
         len(chat.ledger),
     )
@@ -85,8 +85,8 @@ def test_dropping_leaves_out_whole_old_turns_and_keeps_the_system_prompt(name: s
     turn = chat.ledger[-1]
     assert turn.dropped_turns >= 1
     assert f"dropped {turn.dropped_turns} old turns" in turn.line()
-    dropped = {node.id for node in path[: 2 * turn.dropped_turns]}
-    assert chat.conversation.dropped == dropped
+    now = chat.conversation.active_path()
+    assert list(chat.conversation.unseen(now)) == path[: 2 * turn.dropped_turns]
     assert [node.id for node in chat.conversation.active_path()][: len(path)] == [
         node.id for node in path
     ]
@@ -113,7 +113,8 @@ def test_going_back_to_what_was_left_out_brings_it_back() -> None:
     chat.select(path[-1].id)
     list(chat.send("z" * 40, overflow="drop-oldest"))
     end = chat.last_reply()
-    assert {u0.id, r0.id, u1.id, r1.id} <= chat.conversation.dropped
+    unseen = chat.conversation.unseen(chat.conversation.active_path())
+    assert [u0, r0, u1, r1] == list(unseen[:4])
 
     def seen() -> str:
         return chat.llm.tokenizer.decode(chat.conversation.context_ids(chat.last_reply().id))
@@ -125,12 +126,21 @@ def test_going_back_to_what_was_left_out_brings_it_back() -> None:
     assert "message number 0" in seen()
     list(chat.regenerate(r1.id))
     assert "message number 0" in seen()
-    assert chat.conversation.dropped == set()
+    # And the branch they were left out for goes on without them, as if nobody had been away.
     chat.select(end.id)
-    with pytest.raises(ContextOverflowError):
-        list(chat.send("more", overflow="ask"))
-    list(chat.send("more", overflow="drop-oldest"))
-    assert chat.ledger[-1].dropped_turns > 0
+    say(chat, "more", "Fine.")
+    assert chat.ledger[-1].dropped_turns == 0
+    assert "message number 0" not in seen()
+    held_exactly(chat)
+
+
+def test_an_edit_that_gives_room_is_told_everything_again() -> None:
+    chat = full()
+    list(chat.send("z" * 40, overflow="drop-oldest"))
+    message = chat.last_reply().parent
+    list(chat.edit(message, "y"))
+    assert chat.conversation.unseen(chat.conversation.active_path()) == []
+    assert chat.ledger[-1].dropped_turns == 0
     held_exactly(chat)
 
 
@@ -162,7 +172,7 @@ def test_a_first_message_may_fill_the_context(overflow: str) -> None:
     list(chat.send("z" * (100 - 3 - 1)))
     assert chat.ledger[-1].new == 99
     assert len(chat.last_reply().reply.token_ids) == 1
-    assert chat.conversation.dropped == set()
+    assert chat.conversation.dropped == {}
 
 
 def test_a_turn_that_fails_after_dropping_brings_the_old_turns_back() -> None:

@@ -218,8 +218,8 @@ class Driver:
 
     def holds_what_was_written(self, prompt: list[int], path: list[Node]) -> None:
         """The ids of every reply stand in the prompt, as far as its text does."""
-        for node in path:
-            if node.id in self.chat.dropped or node.reply is None or node.edited:
+        for node in path[len(self.chat.unseen(path)) :]:
+            if node.reply is None or node.edited:
                 continue
             ids, decode = list(node.reply.token_ids), self.session.llm.tokenizer.decode
             while ids and not decode(ids).strip():

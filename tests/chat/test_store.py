@@ -43,7 +43,7 @@ def test_a_chat_comes_back_as_it_was(store: Store) -> None:
     chat.finish_reply(running.id, "cancelled", context_ids=[1, 2, 3])
     chat.select(first.id)
     chat.branch(first.id)
-    chat.drop(first.id)
+    chat.drop(first.id, 2)
     store.save(chat)
     again = Store(store.path).load(chat.id)
     assert image(again) == image(chat)

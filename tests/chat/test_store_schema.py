@@ -261,6 +261,19 @@ def test_chats_of_the_first_version_keep_their_caches_as_the_settings_say(tmp_pa
     assert version(path.with_name("chats.db.version-1")) == 1
 
 
+def test_what_the_third_version_left_out_for_all_branches_is_left_out_anew(tmp_path: Path) -> None:
+    path = tmp_path / "chats.db"
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        prepare(db, path, MIGRATIONS[:3])
+        db.execute("INSERT INTO chats (id, started, changed) VALUES ('a', '', 1)")
+        db.execute(
+            "INSERT INTO nodes (chat, id, active, dropped, role, content, created, edited) "
+            "VALUES ('a', 'u', 1, 1, 'user', 'hi', '', 0)"
+        )
+    assert Store(path).load("a").dropped == {}
+    assert version(path.with_name("chats.db.version-3")) == 3
+
+
 def test_a_damaged_database_of_the_first_version_is_recovered_with_its_titles(
     tmp_path: Path,
 ) -> None:

@@ -168,7 +168,7 @@ def spelled(tokenizer: Tokenizer, parts: Iterable[int | str]) -> list[int | str]
 
 def messages_of(session: ChatSession, path: Sequence[Node]) -> list[Message]:
     """What the template is given for a path, told once more."""
-    seen = [node for node in path if node.id not in session.conversation.dropped]
+    seen = path[len(session.conversation.unseen(path)) :]
     system = session.conversation.system
     return ([Message("system", system)] if system else []) + [
         Message(node.role, node.content, node.reply.thinking if node.reply else None)

@@ -4,7 +4,6 @@ Every message of every branch is there, with what the model saw and drew. A chat
 
 - `kvchat`: version of the schema, 1.
 - `id`, `title`, `system`: texts. `started`: ISO 8601 with offset.
-- `dropped`: ids of messages that the model no longer sees.
 - `messages`: parents before children, siblings in their order.
 
 A message:
@@ -13,6 +12,7 @@ A message:
 - `active`: whether it is the one of its siblings that is on, or leads to, the active path.
 - `role`: `user` or `assistant`, in turns; `content`; `created`: ISO 8601.
 - `edited`: the user rewrote this reply, or it came without tokens.
+- `dropped`: how many of the first messages on its path the model does not see from this one on.
 - `reply`, in an assistant's messages: see below.
 
 A reply (tokens are lists with one entry each, `null` standing for a token that the user typed or
@@ -71,7 +71,6 @@ def write(conversation: Conversation) -> str:
         "title": conversation.title,
         "system": conversation.system,
         "started": conversation.started.isoformat(),
-        "dropped": sorted(conversation.dropped),
         "messages": [_message_out(conversation, node) for node in conversation],
     }
     return json.dumps(record, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -86,6 +85,8 @@ def _message_out(conversation: Conversation, node: Node) -> dict[str, Any]:
         "content": node.content,
         "created": node.created.isoformat(),
     }
+    if node.id in conversation.dropped:
+        record["dropped"] = conversation.dropped[node.id]
     if node.reply is not None:
         record |= {"edited": node.edited, "reply": _reply_out(node.reply)}
     return record
@@ -136,7 +137,6 @@ def read(record: dict[str, Any]) -> Conversation:
         system=text_of(get(record, "system", str)),
         id=_id(record),
         title=text_of(get(record, "title", str)),
-        dropped={expect(each, str, "a dropped id") for each in get(record, "dropped", list)},
     )
     conversation.started = _moment(record, "started")
     contexts: dict[str | None, int] = {None: 0}
@@ -179,6 +179,8 @@ def _add(
     conversation.children.setdefault(parent, []).append(node_id)
     if record.get("active") is True:
         conversation.active[parent] = node_id
+    if dropped := _whole(record, "dropped"):
+        conversation.dropped[node_id] = max(0, dropped)
 
 
 def _reply(record: dict[str, Any]) -> Reply:

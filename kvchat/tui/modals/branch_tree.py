@@ -57,7 +57,9 @@ class BranchTree(Dialog[str]):
         """Fill the tree and go to the last message of the current branch."""
         tree = self.query_one(Tree[str])
         conversation = self._conversation
-        active = {node.id for node in conversation.active_path()}
+        path = conversation.active_path()
+        active = {node.id for node in path}
+        unseen = {node.id for node in conversation.unseen(path)}
         here: TreeNode[str] | None = None
         pending: list[tuple[TreeNode[str], str]] = []
 
@@ -69,7 +71,7 @@ class BranchTree(Dialog[str]):
         while pending:
             parent, node_id = pending.pop()
             node = conversation.nodes[node_id]
-            label = self._label(node, active=node_id in active)
+            label = self._label(node, active=node_id in active, unseen=node_id in unseen)
             follows = conversation.children.get(node_id, ())
             is_branch = node.parent is not None and len(conversation.children[node.parent]) > 1
             begins_level = bool(follows) and (is_branch or len(follows) > 1)
@@ -93,12 +95,12 @@ class BranchTree(Dialog[str]):
         if node is not None and node.data is not None:
             self.dismiss(node.data)
 
-    def _label(self, node: Node, *, active: bool) -> Text:
+    def _label(self, node: Node, *, active: bool, unseen: bool) -> Text:
         who = "You      " if node.role == "user" else "Assistant"
         words = one_line(node.content[:_LABEL_CHARACTERS]) or "(nothing)"
         marks = [
             *(["edited"] if node.edited else []),
-            *(["no longer seen by the model"] if node.id in self._conversation.dropped else []),
+            *(["no longer seen by the model"] if unseen else []),
         ]
         label = Text.assemble(
             "● " if active else "○ ", (who, "bold" if active else ""), f"  {words}"

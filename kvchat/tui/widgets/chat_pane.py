@@ -101,7 +101,12 @@ class ChatPane(Vertical):
 
     def views(self, path: Iterable[Node]) -> list[MessageView]:
         """Return what the transcript shows of messages."""
-        return [message_view(self.conversation, node, self.turns, self._llm) for node in path]
+        chat = self.conversation
+        unseen = {node.id for node in chat.unseen(chat.active_path())}
+        return [
+            message_view(chat, node, self.turns, self._llm, unseen=node.id in unseen)
+            for node in path
+        ]
 
     def go_to(self, node_id: str) -> None:
         """Go to a message as soon as `show_found` is called."""

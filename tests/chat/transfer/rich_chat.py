@@ -63,5 +63,5 @@ def rich_chat() -> Conversation:
     chat.add_user("Zoo? 👩‍👩‍👧")
     chat.branch(third.id)
     chat.select(edited.id)
-    chat.drop(first.id)
+    chat.drop(third.id, 2)
     return chat

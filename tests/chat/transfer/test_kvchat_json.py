@@ -25,7 +25,7 @@ from kvchat.engine.errors import KvchatError
 def told(chat: Conversation) -> dict[str, Any]:
     """All of a conversation, in a form in which NaN is equal to itself."""
     return {
-        "about": (chat.id, chat.title, chat.system, chat.started, sorted(chat.dropped)),
+        "about": (chat.id, chat.title, chat.system, chat.started, sorted(chat.dropped.items())),
         "children": chat.children,
         "active": chat.active,
         "nodes": {node.id: repr(node) for node in chat},
