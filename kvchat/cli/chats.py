@@ -199,11 +199,15 @@ def import_chats(
         list[Path],
         typer.Argument(
             metavar="FILE...",
-            help="Files of kvchat, ChatGPT or Open WebUI, or of ShareGPT or OpenAI messages.",
+            help="Files of kvchat (JSON or Markdown), ChatGPT or Open WebUI, or of ShareGPT or "
+            "OpenAI messages.",
         ),
     ],
 ) -> None:
-    """Add the chats of files to those that are here."""
+    """Add the chats of files to those that are here.
+
+    Branches, tokens and the ledger come back from kvchat's JSON alone; from Markdown the messages.
+    """
     store = open_store()
     sound = True
     for path in files:

@@ -12,11 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kvchat.chat.conversation import Conversation
-from kvchat.chat.transfer import chatgpt, html, kvchat_json, open_webui
+from kvchat.chat.transfer import chatgpt, html, kvchat_json, markdown, open_webui
 from kvchat.chat.transfer.html import Pieces
-from kvchat.chat.transfer.markdown import to_markdown
 from kvchat.chat.transfer.messages import OPENAI, SHAREGPT
-from kvchat.chat.transfer.records import BadRecord, RecordError, read_records
+from kvchat.chat.transfer.records import (
+    BadRecord,
+    RecordError,
+    read_markdown,
+    read_records,
+)
 from kvchat.engine.errors import KvchatError
 
 if TYPE_CHECKING:
@@ -71,7 +75,7 @@ class Writer:
 WRITERS: dict[str, Writer] = {
     "json": Writer(lambda chat, _: kvchat_json.write(chat), (".json",), "[\n", ",\n", "\n]\n"),
     "markdown": Writer(
-        lambda chat, author: to_markdown(chat, author.name), (".md", ".markdown"), between="\n"
+        lambda chat, author: markdown.to_markdown(chat, author.name), (".md", ".markdown"), between="\n"
     ),
     "html": Writer(
         lambda chat, author: html.to_html(chat, author.name, author.pieces),
@@ -91,13 +95,16 @@ def read(path: Path) -> Iterator[Conversation | BadRecord]:
     Raises:
         KvchatError: the file cannot be read, or is no file of conversations at all.
     """
-    for record in read_records(path):
+    documents = markdown.documents(read_markdown(path))
+    records = enumerate(documents, start=1) if documents else read_records(path)
+    make: Callable[[Any], Conversation] = markdown.read if documents else _conversation
+    for record in records:
         if isinstance(record, BadRecord):
             yield record
             continue
         number, value = record
         try:
-            yield _conversation(value)
+            yield make(value)
         except (RecordError, KvchatError) as error:
             yield BadRecord(number, str(error))
 

@@ -64,6 +64,26 @@ def read_records(path: Path) -> Iterator[tuple[int, Any] | BadRecord]:
         raise KvchatError(f"{path} cannot be read: {reason}") from error
 
 
+def read_markdown(path: Path) -> str:
+    """Return the text of a file if it may be Markdown; "" if it begins like something else.
+
+    Raises:
+        KvchatError: the file cannot be read, or is too large.
+    """
+    try:
+        with path.open("rb") as data:
+            file = _decoded(data)
+            if file.read(_CHUNK).lstrip()[:2] != "# ":
+                return ""
+            file.seek(0)
+            text = file.read(RECORD_LIMIT + 1)
+    except OSError as error:
+        raise KvchatError(f"{path} cannot be read: {error.strerror}") from error
+    if len(text) > RECORD_LIMIT:
+        raise KvchatError(f"{path} has more than {RECORD_LIMIT:,} characters")
+    return _NOT_UTF8.sub("\N{REPLACEMENT CHARACTER}", text).replace("\r\n", "\n")
+
+
 def _parsed(text: str | RecordError | None) -> Any:
     if isinstance(text, RecordError):
         raise text
@@ -124,8 +144,9 @@ def _texts(file: TextIO, path: Path) -> Iterator[str | RecordError | None]:
         raise KvchatError(f"{path} is empty; there is nothing in it to import.")
     if start not in "[{":
         raise KvchatError(
-            f"{path} is neither JSON nor JSON Lines. Conversations are imported from files of "
-            "kvchat, ChatGPT or Open WebUI, or of ShareGPT or OpenAI messages."
+            f"{path} is neither JSON nor JSON Lines, nor Markdown as kvchat writes it. "
+            "Conversations are imported from files of kvchat, ChatGPT or Open WebUI, or of "
+            "ShareGPT or OpenAI messages."
         )
     file.seek(0)
     if start == "[":

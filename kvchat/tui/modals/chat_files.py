@@ -17,9 +17,9 @@ from kvchat.tui.modals.dialog import Answer, Dialog
 from kvchat.tui.widgets.path_input import PathInput
 
 _ABOUT = {
-    "markdown": "to read",
+    "markdown": "to read; kvchat reads the messages back, without branches",
     "html": "a page to read, with the colours of the tokens",
-    "json": "loses nothing; kvchat reads it back",
+    "json": "loses nothing: kvchat reads it back with all branches",
     "openai": "messages, one chat a line",
     "sharegpt": "conversations, one chat a line",
 }
@@ -68,8 +68,8 @@ class ImportDialog(FileDialog[Path]):
     def compose_body(self) -> ComposeResult:
         """Yield what can be read, and the path."""
         yield Static(
-            "A file of kvchat, ChatGPT or Open WebUI, or of ShareGPT or OpenAI messages. "
-            "Chats that are here already stay as they are.",
+            "A file of kvchat (JSON, which has all branches, or Markdown), ChatGPT or Open WebUI, "
+            "or of ShareGPT or OpenAI messages. Chats that are here already stay as they are.",
             classes="dialog--note",
             markup=False,
         )
