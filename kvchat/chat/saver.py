@@ -58,6 +58,7 @@ class Saver:
         tidy: what is done before anything else; the store's own tidying by default.
         interval: seconds between two writes of a running reply.
         retry: seconds between tries while nothing can be written.
+        quiet: seconds without anything to write after which the search index is looked over, once.
     """
 
     def __init__(
@@ -68,12 +69,14 @@ class Saver:
         tidy: Callable[[], None] | None = None,
         interval: float = INTERVAL,
         retry: float = RETRY,
+        quiet: float = RENEW,
     ) -> None:
         self.store = store
         self._tell = tell
         self._tidy = tidy or store.tidy
         self._interval = interval
         self._retry = retry
+        self._quiet = quiet
         # On the worker's thread:
         self._session: ChatSession | None = None
         self._tracker: Tracker | None = None
@@ -203,10 +206,11 @@ class Saver:
     def _run(self) -> None:
         self._attempt(self._tidy, "")
         renewed = time.monotonic()
+        looked_over = False
         while True:
             with self._wake:
                 if not self._jobs:
-                    self._wake.wait_for(lambda: self._jobs or self._closing, RENEW)
+                    self._wake.wait_for(lambda: self._jobs or self._closing, self._quiet)
                 if self._closing:
                     return
                 job, chat_id = self._jobs[0] if self._jobs else (None, "")
@@ -214,6 +218,9 @@ class Saver:
                 renewed = time.monotonic()
                 self._attempt(self.store.renew_leases, "")
             if job is None:
+                if not looked_over:
+                    looked_over = True
+                    self._look_over()
                 continue
             if self._attempt(job, chat_id):
                 with self._wake:
@@ -222,6 +229,12 @@ class Saver:
             else:
                 with self._wake:
                     self._wake.wait_for(lambda: self._closing, self._retry)
+
+    def _look_over(self) -> None:
+        try:
+            self.store.check_search()
+        except KvchatError as error:
+            log.info("the search index was not looked over: %s", error)
 
     def _attempt(self, job: Callable[[], object], chat_id: str) -> bool:
         """Do a job; False if it has to be done again."""

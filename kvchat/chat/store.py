@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 from kvchat import settings
-from kvchat.chat import store_writes
+from kvchat.chat import store_index, store_writes
 from kvchat.chat.changes import Changes, Tracker
 from kvchat.chat.conversation import Conversation
 from kvchat.chat.ledger import Turn
@@ -89,6 +89,7 @@ class Store:
         candidates: bool = True,
     ) -> None:
         self.candidates = candidates
+        self._tell = tell
         self._database = Database(path or default_path(), tell)
         self._read, self._write = self._database.read, self._database.write
         self._leases = Leases()
@@ -331,6 +332,21 @@ class Store:
             store_writes.purge(db, time.time() - keep_deleted)
 
         self._write(work)
+
+    def check_search(self) -> None:
+        """Look whether the search index is sound; if not, make it anew and tell so.
+
+        It takes seconds where there are many chats: something for a quiet moment.
+        """
+
+        def work(db: sqlite3.Connection) -> bool:
+            if sound := store_index.is_sound(db):
+                return sound
+            store_index.rebuild(db)
+            return False
+
+        if not self._write(work):
+            self._tell(store_index.REMADE)
 
     def close(self) -> None:
         """Let go of all chats and close the database; the store may be used again."""

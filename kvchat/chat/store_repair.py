@@ -12,9 +12,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from kvchat.chat.store_errors import DATABASE_ERRORS, is_damage
-from kvchat.chat.store_rows import from_text, to_time
+from kvchat.chat.store_index import fill
+from kvchat.chat.store_rows import to_time
 from kvchat.chat.store_schema import create_file, prepare
-from kvchat.chat.store_search import index
 
 SIDE_FILES = ("", "-wal", "-shm")
 """What SQLite keeps beside a database."""
@@ -131,10 +131,7 @@ def _recover(damaged: Path, db: sqlite3.Connection, fresh: bytes) -> None:
     )
     for orphans in _ORPHANS:
         db.execute(orphans)
-    for row, content, thinking in db.execute(
-        "SELECT row, content, thinking FROM nodes LEFT JOIN replies ON node = row"
-    ).fetchall():
-        index(db, row, from_text(content), thinking and from_text(thinking))
+    fill(db)
 
 
 def _restore_schema(damaged: Path, fresh: bytes) -> None:

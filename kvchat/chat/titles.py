@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from kvchat.chat.changes import title_of
+from kvchat.chat.changes import TITLE_LENGTH
 from kvchat.chat.plain_text import one_line
 from kvchat.chat.prompt import PromptBuilder
 from kvchat.chat.session import ChatSession
@@ -20,6 +20,10 @@ _PARAMS = SamplingParams(temperature=0, repetition_penalty=1, max_tokens=32, sto
 _NAMED = re.compile(r"^(?:title|titel|titre|título|标题|タイトル)\s*[::]\s*", re.IGNORECASE)
 _SIGNS = "\"'“”„«»‘’「」『』*_#`~ \t"
 """What models put around a title, besides a full stop."""
+
+_WORD = re.compile(r"\w+")
+_IN_A_ROW = 3
+"""So many words of the request are no accident."""
 
 
 def suggest_title(session: ChatSession) -> Iterator[GenerationEvent | str]:
@@ -62,9 +66,24 @@ def suggest_title(session: ChatSession) -> Iterator[GenerationEvent | str]:
 
 
 def plain_title(text: str) -> str:
-    """Return a title out of what a model wrote: its first line, bare, cut to a title's length."""
-    line = next((line for line in text.splitlines() if line.strip(_SIGNS)), "")
-    bare = _NAMED.sub("", line.strip(_SIGNS)).strip(_SIGNS)
+    """Return the title that a model wrote, bare; "" if it is none.
+
+    Small models go on after it, write what is no title at all, or say again what they were asked
+    for. The chat's first words are better then.
+    """
+    lines = [line for line in text.splitlines() if line.strip(_SIGNS)]
+    if len(lines) != 1:
+        return ""
+    bare = _NAMED.sub("", lines[0].strip(_SIGNS)).strip(_SIGNS)
     if bare.endswith((".", "。")) and not bare.endswith(".."):
         bare = bare[:-1].rstrip(_SIGNS)
-    return title_of(one_line(bare))
+    title = one_line(bare)
+    return "" if len(title) > TITLE_LENGTH or _repeats_request(title) else title
+
+
+def _repeats_request(title: str) -> bool:
+    """Whether a title has some words in a row that the request has, or no others."""
+    words, request = (_WORD.findall(each.casefold()) for each in (title, REQUEST))
+    n = min(len(words), _IN_A_ROW)
+    runs = {tuple(request[at : at + n]) for at in range(len(request) - n + 1)}
+    return n > 0 and any(tuple(words[at : at + n]) in runs for at in range(len(words) - n + 1))

@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from kvchat.chat.changes import heading
 from kvchat.chat.commands import Command, GetPrice, Load, Open
 from kvchat.chat.events import (
     BranchDeleted,
@@ -23,6 +24,7 @@ from kvchat.chat.events import (
     WorkerEvent,
 )
 from kvchat.chat.ledger import Turn
+from kvchat.chat.plain_text import one_line
 from kvchat.engine.types import (
     LoadProgress,
     PrefillFinished,
@@ -268,6 +270,17 @@ class EventFeed:
             self._stash_budget,
         )
         self.screen.cache.update_snapshot(event.keeps_cache, event.snapshot_bytes)
+        self.show_whose_cache()
+
+    def show_whose_cache(self) -> None:
+        """Say which chat the cache panel is about where that is not the one in view."""
+        screen, session = self.screen, self.session
+        if session is None or session.conversation is screen.pane.conversation:
+            screen.cache.update_owner("", "")
+            return
+        pane = screen.tabs.of(session.conversation)
+        title = pane.title if pane else one_line(heading(session.conversation))
+        screen.cache.update_owner(title, "another tab" if pane else "closed")
 
 
 def bar(share: float) -> str:

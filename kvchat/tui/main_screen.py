@@ -384,3 +384,8 @@ class MainScreen(PaneScreen):
     def _show_queue(self) -> None:
         self.tabs.show_queues()
         self.show_tabs()
+
+    def show_tabs(self) -> None:
+        """Show what the open chats are called, and which of them the cache is of."""
+        super().show_tabs()
+        self.feed.show_whose_cache()

@@ -83,20 +83,37 @@ def test_no_title_where_there_is_no_reply_or_no_room() -> None:
     [
         ("Otters asleep", "Otters asleep"),
         ('"Otters asleep."', "Otters asleep"),
-        ("**Title:** Otters\nasleep", "Otters"),
+        ("**Title:** Otters\n", "Otters"),
+        ("Otters\nThis title tells of otters.", ""),
+        ("A short title: otters", ""),
+        ("Short title", ""),
+        ("Answer with the title alone.", ""),
+        ("Six words for an otter", "Six words for an otter"),
+        ("A title of more than sixty letters is no title but a sentence", ""),
         ("标题:水獭", "水獭"),
         ("\n\n# Otters\x1b[31m", "Otters␛[31m"),
         ("wait...", "wait..."),
         ("***", ""),
         ("", ""),
-        ("word " * 40, None),
+        ("word " * 40, ""),
     ],
 )
-def test_a_title_is_one_plain_short_line(written: str, title: str | None) -> None:
-    made = plain_title(written)
-    assert title is None or made == title
-    assert len(made) <= 60
-    assert made.isprintable()
+def test_a_title_is_one_plain_short_line_or_none(written: str, title: str) -> None:
+    assert plain_title(written) == title
+
+
+def test_a_chat_whose_title_is_refused_is_called_by_its_first_words(tmp_path: Path) -> None:
+    store = Store(tmp_path / "chats.db")
+    desk = Desk(store)
+    dictate_both(desk, "Fine.", "A short title of at most six words")
+    desk.worker.submit(Send("hello otter"))
+    desk.until(CommandFinished)
+    with desk.changed:
+        chat_id = desk.session.conversation.id
+        assert desk.changed.wait_for(lambda: chat_id in desk.worker._titled, 20)
+    desk.close()
+    assert not [event for event in desk.told if isinstance(event, TitleSuggested)]
+    assert [chat.title for chat in Store(store.path).chats()] == ["hello otter"]
 
 
 class Desk:

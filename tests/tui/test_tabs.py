@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from helpers import wait_until
+from rich.cells import cell_len
 from running_chat import Chat, chat, dictate
 
 from kvchat.chat import own_model
@@ -336,3 +337,25 @@ async def test_a_chat_comes_back_with_its_own_model(llm, monkeypatch, flags, ask
     monkeypatch.setattr(load_module, "load", lambda name, **_: loaded.append(name) or llm)
     async with chat(resume=LAST, **flags):
         assert loaded == [asked]
+
+
+async def test_the_cache_panel_says_whose_cache_it_shows(llm):
+    dictate(llm, "One.", "Two.")
+    async with chat() as c:
+        lines = lambda: c.screen.cache.render().plain  # noqa: E731
+        await c.say("first")
+        assert "“" not in lines()
+        await c.pilot.press("ctrl+t")
+        await c.until(lambda: "of “first”" in lines() and "another tab" in lines())
+        await c.say("second")
+        await c.until(lambda: "“" not in lines())
+        await c.pilot.press("ctrl+pageup")
+        await c.until(lambda: "of “second”" in lines())
+        c.screen.cache.compact = True
+        assert "of “second”" in lines()
+        c.screen.cache.compact = False
+        c.screen.chats.renamed(c.screen.tabs.panes[1].conversation.id, "公园" * 20)
+        [line] = [line for line in lines().split("\n") if "another tab" in line]
+        assert cell_len(line) == c.screen.cache.content_size.width and "…”" in line
+        await c.pilot.press("ctrl+pagedown", "ctrl+n")
+        await c.until(lambda: "closed" in lines())

@@ -75,7 +75,9 @@ class Writer:
 WRITERS: dict[str, Writer] = {
     "json": Writer(lambda chat, _: kvchat_json.write(chat), (".json",), "[\n", ",\n", "\n]\n"),
     "markdown": Writer(
-        lambda chat, author: markdown.to_markdown(chat, author.name), (".md", ".markdown"), between="\n"
+        lambda chat, author: markdown.to_markdown(chat, author.name),
+        (".md", ".markdown"),
+        between="\n",
     ),
     "html": Writer(
         lambda chat, author: html.to_html(chat, author.name, author.pieces),

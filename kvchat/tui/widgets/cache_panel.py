@@ -43,6 +43,7 @@ class CachePanel(Widget):
         "cache-panel--text",
         "cache-panel--saved",
         "cache-panel--free",
+        "cache-panel--owner",
         *(f"cache-panel--turn-{n}" for n in range(_COLOURS)),
     }
 
@@ -55,6 +56,7 @@ class CachePanel(Widget):
         & > .cache-panel--figure { color: $foreground; }
         & > .cache-panel--text { color: $foreground-muted; }
         & > .cache-panel--saved { color: $text-success; }
+        & > .cache-panel--owner { color: $text-warning; }
         & > .cache-panel--free { color: $foreground 25%; }
         & > .cache-panel--turn-0 { color: $primary; }
         & > .cache-panel--turn-1 { color: $accent; }
@@ -77,6 +79,13 @@ class CachePanel(Widget):
         self._kept = False
         self._snapshot_bytes = 0
         self._turn: Turn | None = None
+        self._owner = ("", "")
+
+    def update_owner(self, title: str, where: str) -> None:
+        """Show that all this is of a chat that is not in view, and where it is; "" if it is."""
+        if (title, where) != self._owner:
+            self._owner = title, where
+            self.refresh()
 
     def update_cache(
         self,
@@ -128,15 +137,17 @@ class CachePanel(Widget):
             self._bar(max(self._capacity, used), width, labelled=False),
             self._bar(max(used, 1), width, labelled=True) if used else Content(""),
         ]
+        owner = self._whose(width) if self._owner[1] else None
         memory = f"KV {mebibytes(self._kv_bytes)}"
         stash = f"stash {_mib(self._stash_bytes)}/{mebibytes(self._stash_budget)}"
         if self.compact:
+            lines[2] = owner or lines[2]
             lines.append(self._row(memory, stash, width, left_style="figure"))
             lines += self._short_figures(width)
         else:
             free = f"{max(0, self._capacity - used):,} free"
             lines += [
-                self._row(f"{used / self._capacity:.0%} used", free, width),
+                owner or self._row(f"{used / self._capacity:.0%} used", free, width),
                 self._row("KV cache", mebibytes(self._kv_bytes), width),
                 self._row(
                     "stash",
@@ -147,6 +158,19 @@ class CachePanel(Widget):
                 *self._figures(width),
             ]
         return Content("\n").join(lines)
+
+    def _whose(self, width: int) -> Content:
+        """Name the chat that the cache is of while another one is in view."""
+        title, where = self._owner
+        named = Content(f"of “{one_line(title)}”")
+        room = max(width - cell_len(where) - 1, 0)
+        if named.cell_length > room:
+            named = (
+                Content(f"of “{one_line(title)}").truncate(max(room - 1, 0), ellipsis=True) + "”"
+            )
+        gap = " " * max(1, width - named.cell_length - cell_len(where))
+        style = self._style("owner")
+        return Content.assemble(named.stylize(style), gap, (where, style))
 
     def _snapshot(self, width: int) -> Content:
         if not (self._kept or self._snapshot_bytes):

@@ -15,8 +15,8 @@ from kvchat.chat.transfer import Author, BadRecord, read, write
 from kvchat.engine.errors import KvchatError
 
 LINES = st.sampled_from(
-    ["text", "", "> quoted", "## You", "## tiny", "\\## You", "\\\\## System ", "# T", "```", "公园",
-     "2026-11-30 20:01, tiny", "> *Thinking*", ">", "## Yours", "- a"]
+    ["text", "", "> quoted", "## You", "## tiny", "\\## You", "\\\\## System ", "# T", "```",
+     "公园", "2026-11-30 20:01, tiny", "> *Thinking*", ">", "## Yours", "- a"]
 )  # fmt: skip
 TEXT = st.lists(LINES, min_size=1, max_size=6).map("\n".join).map(lambda text: text.strip("\n"))
 
@@ -47,7 +47,9 @@ def back(folder: Path, *chats: Conversation, model: str = "tiny") -> list[Conver
 
 
 def test_messages_title_system_prompt_and_date_come_back(tmp_path: Path) -> None:
-    first = a_chat(["Hi", "Hello\n\n# A title\n\nOf a part"], "Hm.\n\n> well", "Be brief.\n\nOr so.")
+    first = a_chat(
+        ["Hi", "Hello\n\n# A title\n\nOf a part"], "Hm.\n\n> well", "Be brief.\n\nOr so."
+    )
     second = a_chat(["Two", "2"])
     second.title = "Another *title*"
     found = back(tmp_path, first, second)
