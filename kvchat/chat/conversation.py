@@ -302,13 +302,11 @@ class Conversation:
         self.select(node_id)
         self.active.pop(node_id, None)
 
-    def move(self, node_id: str, step: int) -> Node:
-        """Select the sibling `step` places on, the first or last at the ends, and return it."""
-        index, count = self.siblings(node_id)
-        among = self.children[self.nodes[node_id].parent]
-        node = self.nodes[among[max(0, min(index + step, count - 1))]]
-        self.select(node.id)
-        return node
+    def neighbour(self, node_id: str, step: int) -> Node:
+        """Return the sibling `step` places on, or the first or last one at the ends."""
+        among = self.children[self.node(node_id).parent]
+        index = among.index(node_id) + step
+        return self.nodes[among[max(0, min(index, len(among) - 1))]]
 
     def delete(self, node_id: str) -> Deleted:
         """Take out a message and all that follows it; `restore` puts them back."""

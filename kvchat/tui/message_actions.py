@@ -83,8 +83,6 @@ class MessageActions:
             self.screen.submit(Edit(node_id, text))
 
     def _go_to_sibling(self, node_id: str, step: int) -> None:
-        conversation = self.screen.pane.conversation
-        index, count = conversation.siblings(node_id)
-        if 0 <= index + step < count:
-            among = conversation.children[conversation.node(node_id).parent]
-            self.screen.submit(Switch(among[index + step]))
+        sibling = self.screen.pane.conversation.neighbour(node_id, step)
+        if sibling.id != node_id:
+            self.screen.submit(Switch(sibling.id))

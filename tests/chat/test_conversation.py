@@ -63,10 +63,11 @@ def test_regenerate_keeps_the_old_reply_and_switching_back_restores_the_path_bel
     again = answer(chat, chat.regenerate(first.id), [1], [3])
     assert texts(chat) == ["one", "<3>"]
     assert chat.siblings(again.id) == (1, 2)
-    assert chat.move(again.id, -1) is first
+    assert chat.neighbour(again.id, -1) is first
+    chat.select(first.id)
     assert texts(chat) == ["one", "<2>", "two", "<5>"]
-    assert chat.move(first.id, -5) is first
-    assert chat.move(first.id, 5) is again
+    assert chat.neighbour(first.id, -5) is first
+    assert chat.neighbour(first.id, 5) is again
 
 
 def test_edit_of_the_first_user_message_branches_at_the_top() -> None:
@@ -275,7 +276,7 @@ def test_any_sequence_of_operations_keeps_the_tree_sound(steps: list[tuple[int, 
             edited = chat.edit_reply(chosen.id, f"mine {choice}")
             contexts[edited.id] = contexts[chosen.id]
         elif operation == 4 and node:
-            chat.move(node.id, choice % 5 - 2)
+            chat.select(chat.neighbour(node.id, choice % 5 - 2).id)
         elif operation == 5 and node:
             before = snapshot(chat)
             deleted = chat.delete(node.id)

@@ -151,7 +151,7 @@ class Driver:
 
     def move(self, which: int, step: int) -> None:
         if node := self.pick(which):
-            self.chat.move(node.id, step)
+            self.session.select(self.chat.neighbour(node.id, step).id)
 
     def delete(self, which: int) -> None:
         if node := self.pick(which):
