@@ -113,9 +113,6 @@ class ExportDialog(FileDialog[ExportChoice]):
         "choose": ("Export", "Enter"),
         "cancel": ("Cancel", "Esc"),
     }
-    DEFAULT_CSS = """
-    ExportDialog OptionList { margin: 1 0 0 0; }
-    """
 
     def __init__(self, name: str) -> None:
         super().__init__()

@@ -177,7 +177,8 @@ class ChatList(Dialog[ChatChoice]):
         place = "● " if row.id == self._current else "○ " if row.id in self._open_ids else "  "
         pin = "★ " if row.pinned else ""
         tags = "".join(f" #{one_line(tag)}" for tag in row.tags)
-        facts = f"  {self._when(row.changed)} · {row.messages} messages"
+        count = f"{row.messages:,} message" + ("s" if row.messages != 1 else "")
+        facts = f"  {self._when(row.changed)} · {count}"
         title = one_line(row.title) or "Untitled"
         named = Content.assemble(place, pin, title)
         room = self.query_one(OptionList).scrollable_content_region.width - len(facts)

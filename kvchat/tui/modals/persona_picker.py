@@ -28,7 +28,7 @@ class PersonaPicker(Dialog[str]):
     """
 
     TITLE = "Personas"
-    HINT = "begins a chat"
+    HINT = "A new chat begins with it"
     BUTTONS: ClassVar[dict[str, tuple[str, str]]] = {
         "choose": ("Begin", "Enter"),
         "cancel": ("Back", "Esc"),
@@ -78,5 +78,5 @@ def _line(persona: Persona) -> Content:
         (one_line(persona.name), "bold"),
         ("".join(f"  ·  {one_line(fact)}" for fact in facts), "$text-muted"),
         "\n",
-        one_line((persona.system or "")[:_WORDS]) or "(no system prompt)",
+        one_line((persona.system or "")[:_WORDS]) or ("no system prompt", "$text-muted"),
     )
