@@ -129,7 +129,7 @@ CATALOG: tuple[CatalogEntry, ...] = (
     ),
     CatalogEntry(
         alias="qwen3-1.7b",
-        about="The best of the small ones; thinks before it answers",
+        about="The best of the small ones; thinks first",
         repo="unsloth/Qwen3-1.7B-GGUF",
         file="Qwen3-1.7B-Q4_K_M.gguf",
         size=1_107_409_472,

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from tokenizers import AddedToken
     from tokenizers import Tokenizer as Backend
 
+LONG = 20_000
+"""Characters that take milliseconds to encode, which another thread would notice."""
+
 
 class Tokenizer:
     """Text to ids and back.
@@ -236,7 +239,12 @@ class Tokenizer:
 
 
 def _ids(backend: Backend, text: str) -> list[int]:
-    return backend.encode(without_surrogates(text), add_special_tokens=False).ids
+    text = without_surrogates(text)
+    if len(text) < LONG:
+        return backend.encode(text, add_special_tokens=False).ids
+    # The same ids; only for a batch does the library let other threads go on meanwhile.
+    [encoding] = backend.encode_batch_fast([text], add_special_tokens=False)
+    return encoding.ids
 
 
 def _is_blank(text: str) -> bool:

@@ -211,6 +211,7 @@ class EventFeed:
             pane.show_path()
             pane.show_found()
             self.screen.commands_changed()
+            self.screen.price.ask()  # what is cached now makes it another one
         self.screen.tabs.let_go()
 
     def _begin_reply(self, event: ReplyStarted) -> None:

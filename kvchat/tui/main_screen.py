@@ -111,7 +111,6 @@ class MainScreen(PaneScreen):
         """The worker began or ended something, or another chat is in view."""
         self.busy = self.feed.writing and self.feed.pane is self.pane
         self._show_queue()
-        self.price.ask()  # another chat, or a cache that holds more, makes it another one
 
     def command_failed(self, command: Command, error: KvchatError) -> None:
         """Tell why, and give back what was typed."""
@@ -278,6 +277,7 @@ class MainScreen(PaneScreen):
     @work
     async def action_choose_model(self) -> None:
         """Chat with another model."""
+        self.app.clear_notifications()  # one may have led here, and would cover the list
         picker = ModelPicker(self._model_name(), language=self._language)
         choice = await self.app.push_screen_wait(picker)
         if choice is not None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvchat.chat.attachments import described, expand
 from kvchat.chat.commands import GetPrice
@@ -38,7 +39,8 @@ class PromptPrice:
         if not prompt.message.strip():
             prompt.attached = ""
         elif worker is not None:
-            self.screen.run_worker(self._ask(worker, prompt), exclusive=True, group="price")
+            ask: Any = partial(self._ask, worker, prompt)
+            self.screen.run_worker(ask, exclusive=True, group="price")
 
     async def _ask(self, worker: Worker, prompt: PromptArea) -> None:
         """Read files and count tokens on another thread; the rest is the worker's to tell."""

@@ -86,6 +86,7 @@ class Tabs:
         if pane.is_mounted:
             pane.prompt.focus()
         self.screen.commands_changed()
+        self.screen.price.ask()
 
     def step(self, by: int) -> None:
         """Go to the next tab, or the one before, round and round."""

@@ -15,7 +15,7 @@ from tokenizers.models import BPE
 from kvchat.engine.errors import TokenizerError
 from kvchat.models.eog import eog_ids
 from kvchat.models.gguf_tokenizer import from_gguf_metadata
-from kvchat.models.tokenizer import Tokenizer
+from kvchat.models.tokenizer import LONG, Tokenizer
 
 
 def flagged() -> Tokenizer:
@@ -284,3 +284,12 @@ def test_importing_it_loads_neither_torch_nor_the_library():
         "sys.exit(bool({'torch', 'tokenizers'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["byte-level", "byte-level NFC"])
+def test_a_long_text_has_the_ids_of_its_lines(name):
+    tokenizer = TOKENIZERS[name]
+    line = "Otters sleep, 3 at a time; <|im_end|> 水獭 🦦.\n"
+    lines = LONG // len(line) + 1
+    expected = tokenizer.encode(line) * lines
+    assert tokenizer.encode(line * lines) == expected

@@ -332,6 +332,8 @@ async def test_while_a_reply_is_written_the_cost_is_told_as_far_as_it_is_known(l
         await c.pilot.press("escape")
         await c.until(lambda: "new tokens" in c.screen.prompt.cost)
         assert "reused" in c.screen.prompt.cost
+        await c.idle()
+        await c.until(lambda: not c.app.bridge._outstanding)
 
 
 async def test_another_model_is_offered_once_and_takes_no_keys(llm, monkeypatch):
