@@ -93,6 +93,22 @@ def test_many_rows_and_few_rows_agree(bits: int) -> None:
     assert gap < (0.15 if bits == 4 else 0.01)
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(("rows", "inputs"), [(1, 32), (16, 64), (37, 160)])
+def test_unpacked_tiles_are_the_rounded_rows(bits: int, rows: int, inputs: int) -> None:
+    """Bit for bit what looking up each row gives, whatever bits a file has for a scale."""
+    generator = torch.Generator().manual_seed(bits)
+    q = torch.randint(0, 2**bits, (rows, inputs), generator=generator).to(torch.uint8)
+    any_bits = torch.randint(-(2**15), 2**15, (2, rows, inputs // 32), generator=generator)
+    any_bits[:, -1, 0] = 0x7FFF  # a NaN that, rounded like a number, would become zero
+    scale, minimum = any_bits.to(torch.int16).view(torch.float16)
+    blocks = torch.ops.kvchat.pack(q, scale, minimum, bits)
+    every = torch.ops.kvchat.embed(blocks, bits, rows, torch.arange(rows))
+    unpacked = torch.ops.kvchat.unpack(blocks, bits, rows, 2)
+    assert torch.equal(unpacked.isnan(), every.isnan()) and every.isnan().any()
+    assert torch.equal(unpacked[~every.isnan()], every.bfloat16()[~every.isnan()])
+
+
 def test_nan_is_not_lost_in_rounding() -> None:
     layer = PackedLinear.quantise([torch.ones(16, 32)], 16, 8)
     x = torch.ones(1, 32)

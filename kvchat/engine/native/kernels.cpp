@@ -58,6 +58,8 @@ typedef int32_t Ints __attribute__((vector_size(64), aligned(4)));
 typedef uint32_t Words __attribute__((vector_size(64), aligned(4)));
 typedef uint16_t Shorts __attribute__((vector_size(32), aligned(2)));
 typedef int8_t Bytes __attribute__((vector_size(16), aligned(1)));
+typedef uint8_t Numbers __attribute__((vector_size(16), aligned(1), may_alias));
+typedef uint8_t Block __attribute__((vector_size(64), aligned(1), may_alias));
 
 inline Floats load(const float* p) { return *reinterpret_cast<const Floats*>(p); }
 
@@ -79,6 +81,13 @@ inline Floats load(const at::Half* p) {
 
 inline Floats load(const int8_t* p) {
   return __builtin_convertvector(*reinterpret_cast<const Bytes*>(p), Floats);
+}
+
+inline void store(Floats v, at::BFloat16* p) {
+  const Words bits = reinterpret_cast<const Words&>(v);
+  const Words nearest = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;  // a tie goes to the even one
+  const Words nan = Words{} + 0x7fc0;  // rounded like a number, it might become one
+  *reinterpret_cast<Shorts*>(p) = __builtin_convertvector(v == v ? nearest : nan, Shorts);
 }
 
 inline float sum(Floats v) {
@@ -446,6 +455,39 @@ struct Packed {
     for (int64_t i = 0; i < n; ++i) y[begin + i] = values[i] + (bias ? bias[begin + i] : 0.0f);
   }
 
+  // A tile's numbers as they are in its rows, which lie `inputs` apart; `count` rows are wanted.
+  void unpack_tile(int64_t t, int64_t count, at::BFloat16* to) const {
+    const int64_t inputs = this->inputs();
+    const uint8_t* p = tile(t);
+    for (int64_t g = 0; g < inputs / kGroup; ++g, p += group_bytes(bits), to += kGroup) {
+      uint32_t blocks[kGroup / 4][kTile], lines[2][kTile][4];  // four inputs a word
+      for (int64_t b = 0; b < kGroup / 4; b += 2) {
+        if (bits == 4) {
+          const Block two = *reinterpret_cast<const Block*>(p + 32 * b);
+          *reinterpret_cast<Block*>(blocks[b]) = two & 15;
+          *reinterpret_cast<Block*>(blocks[b + 1]) = two >> 4;
+        } else {
+          std::memcpy(blocks[b], p + 64 * b, 128);
+        }
+      }
+      for (int half = 0; half < 2; ++half) {
+        for (int r = 0; r < kTile; ++r) {
+          for (int b = 0; b < 4; ++b) lines[half][r][b] = blocks[4 * half + b][r];
+        }
+      }
+      const auto* scales = reinterpret_cast<const at::Half*>(p + number_bytes(bits));
+      const Floats scale = load(scales);
+      const Floats minimum = bits == 4 ? load(scales + kTile) : -128.0f * scale;
+      for (int64_t r = 0; r < count; ++r) {
+        for (int half = 0; half < 2; ++half) {
+          const Numbers u = *reinterpret_cast<const Numbers*>(lines[half][r]);
+          store(__builtin_convertvector(u, Floats) * scale[r] + minimum[r],
+                to + r * inputs + 16 * half);
+        }
+      }
+    }
+  }
+
   // One row's numbers as floats: 32 of a group.
   void unpack_group(int64_t row, int64_t group, float* out) const {
     const uint8_t* p = tile(row / kTile) + group * group_bytes(bits);
@@ -514,14 +556,8 @@ Tensor unpack(const Tensor& blocks, int64_t bits, int64_t rows, int64_t threads)
   const int64_t inputs = w.inputs();
   Tensor out = at::empty({rows, inputs}, at::kBFloat16);
   at::BFloat16* to = out.data_ptr<at::BFloat16>();
-  in_parallel(up(rows, kTile), threads, [&, to](int64_t t) {
-    for (int64_t row = t * kTile; row < std::min(rows, (t + 1) * kTile); ++row) {
-      for (int64_t g = 0; g < inputs / kGroup; ++g) {
-        float group[kGroup];
-        w.unpack_group(row, g, group);
-        for (int k = 0; k < kGroup; ++k) to[row * inputs + g * kGroup + k] = group[k];
-      }
-    }
+  in_parallel(w.tiles(), threads, [&, to](int64_t t) {
+    w.unpack_tile(t, std::min(kTile, rows - t * kTile), to + t * kTile * inputs);
   });
   return out;
 }
