@@ -10,6 +10,7 @@ from kvchat.chat.conversation import Conversation
 from kvchat.chat.decoded import DecodedContext
 from kvchat.chat.nodes import Node
 from kvchat.chat.prefix import Passage, plan
+from kvchat.engine.errors import TemplateError
 from kvchat.engine.token_ids import common_prefix
 from kvchat.models.message import Message
 from kvchat.models.thinking import ThinkingSplitter
@@ -133,8 +134,15 @@ class PromptBuilder:
 
     @cached_property
     def _opens_thinking(self) -> bool:
-        """Whether replies begin inside their reasoning, opened by the template."""
-        return self.template.opens_thinking(enable_thinking=self.thinking)
+        """Whether replies begin inside their reasoning, opened by the template.
+
+        A template that takes this conversation may refuse the short one it is tried on, for want
+        of a system prompt say. Then the end of the prompt alone decides.
+        """
+        try:
+            return self.template.opens_thinking(enable_thinking=self.thinking)
+        except TemplateError:
+            return True
 
     def _written(self, node: Node) -> Sequence[int]:
         return self._known(node.reply.token_ids) if node.reply and not node.edited else ()

@@ -263,12 +263,12 @@ class ChatSession:
         engine, conversation, reply = self.engine, self.conversation, node.reply
         assert reply is not None
         prompt = ids[: len(ids) - len(reply.token_ids)]
-        stream, splitter = self._take_up(node, prompt)
         cached = list(engine.ids)
         prefilled: PrefillFinished | None = None
         finished: GenerationFinished | None = None
         ttft_ms = 0.0
         try:
+            stream, splitter = self._take_up(node, prompt)
             yield ReplyStarted(node.id, node.content, reply.thinking or "")
             for event in engine.generate(ids, lambda: self.params, stream):
                 match event:

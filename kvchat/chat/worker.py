@@ -433,6 +433,8 @@ class Worker:
         except KvchatError as error:
             # The turn that this was meant for will meet the same error and tell it.
             log.info("idle prefill ended: %s", error)
+        except Exception:  # nobody waits for it, and the thread has to live on
+            log.exception("idle work failed")
         self._tell(self._status(session))
 
     def _suggest_title(self, session: ChatSession) -> None:

@@ -599,3 +599,19 @@ def test_settling_stops_when_it_is_told_to() -> None:
     with pytest.raises(ContextOverflowError):
         list(session.send("x" * 5000))
     held_exactly(session)
+
+
+def test_a_failure_before_the_first_event_leaves_no_running_reply(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    session = tiny_session()
+
+    def fails(*_: object) -> None:
+        raise GenerationError("no decoder")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(session.prompts, "thinking_splitter", fails)
+        with pytest.raises(GenerationError, match="no decoder"):
+            list(session.send("hello"))
+    assert not session.conversation.nodes
+    assert say(session, "hello", "Yes.").content == "Yes."

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from template_zoo import ZOO
 from tiny_chat import GREEDY, cold_reply, dictate, held_exactly, say, tiny_session
 
 from kvchat.chat.events import TextAdded
@@ -151,3 +154,20 @@ def test_thinking_that_the_user_types_is_text() -> None:
     tokenizer = session.llm.tokenizer
     think = tokenizer.encode("<think>")[0]
     assert think not in session.conversation.context_ids(session.last_reply().id)
+
+
+def test_a_template_that_takes_the_chat_but_not_the_probe_is_answered() -> None:
+    refuses = (
+        "{% if messages[0].role != 'system' %}{{ raise_exception('system first') }}{% endif %}"
+    )
+    opens = ZOO["chatml"].source.replace("assistant\\n'", "assistant\\n<think>'")
+    assert opens != ZOO["chatml"].source
+    zoo = replace(ZOO["chatml"], source=refuses + opens)
+    session = tiny_session(system="Be brief.", zoo=zoo)
+    node = say(session, "hello", "Well.</think>Yes.")
+    assert node.reply is not None
+    assert (node.reply.thinking, node.content) == ("Well.", "Yes.")
+    plain = replace(ZOO["chatml"], source=refuses + ZOO["chatml"].source)
+    node = say(tiny_session(system="Be brief.", zoo=plain), "hello", "Yes.")
+    assert node.reply is not None
+    assert (node.reply.thinking, node.content) == (None, "Yes.")

@@ -604,6 +604,23 @@ def test_idle_time_builds_kernels_once_and_not_after_the_end(
     assert begun[0].stdin.closed
 
 
+def test_a_fault_in_idle_time_does_not_end_the_thread(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed: list[int] = []
+
+    def fails() -> None:
+        failed.append(1)
+        raise RuntimeError("nobody foresaw this")
+
+    monkeypatch.setattr(rig.session, "settle", fails)
+    rig.say("hello")
+    rig.settled()
+    assert failed
+    rig.say("more")
+    assert rig.said == ["hello", "Fine.", "more", "Fine."]
+
+
 def test_settling_gives_way_to_a_command(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.say("x" * 500)
     rig.settled()
