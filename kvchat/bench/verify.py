@@ -233,7 +233,7 @@ def _compare(llm: LanguageModel, played: _Played, reference: Tensor) -> Outcome:
         logs = torch.log_softmax(fresh, dim=-1)
         divergence = (logs.exp() * (logs - torch.log_softmax(warm, dim=-1))).sum(-1)
         kl = max(0.0, divergence.mean().item())
-    if turn.decoded:
+    if played.written:  # the stop id alone is a reply too
         cold, cold_ttft_ms = _without_cache(llm, played)
         difference = difference or _first_difference(llm, played.written, cold)
     return Outcome(
@@ -252,14 +252,14 @@ def _compare(llm: LanguageModel, played: _Played, reference: Tensor) -> Outcome:
     )
 
 
-def _without_cache(llm: LanguageModel, played: _Played) -> tuple[list[int], float]:
+def _without_cache(llm: LanguageModel, played: _Played) -> tuple[list[int], float | None]:
     """Write a reply anew from its prompt; return its ids, the stop id included, and its TTFT."""
     params = played.params
     if played.turn.finish_reason == "cancelled":
         params = params.updated(max_tokens=played.turn.decoded)
     forget(llm.engine)
     ids: list[int] = []
-    ttft_ms = 0.0
+    ttft_ms = None
     started = time.perf_counter()
     stream = llm.tokenizer.stream_decoder(continues=True)
     for event in llm.engine.generate(played.prompt, lambda: params, stream):

@@ -75,7 +75,8 @@ def _verdict(turn: Outcome, *, different: bool) -> Text:
         return Text(one_line(turn.difference), style="red")
     if different:
         return Text(f"equal, but logits differ by more than {turn.tolerance:.1e}", style="red")
-    return Text("equal" if turn.decoded else "none", style="green" if turn.decoded else "dim")
+    compared = turn.decoded or turn.finish_reason == "stop"
+    return Text("equal" if compared else "none", style="green" if compared else "dim")
 
 
 def _or_dash(value: float | None, write: Any) -> str:

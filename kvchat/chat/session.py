@@ -125,11 +125,18 @@ class ChatSession:
         """
         started = time.perf_counter()
         node = self.conversation.finished_reply(reply_id)[0] if reply_id else self.last_reply()
-        if not node.edited and not self.prompts.says_here(node):
+        end, is_copy = self._end(), not node.edited and not self.prompts.says_here(node)
+        if is_copy:
             node = self.conversation.edit_reply(node.id, node.content)
         if node.edited:
-            ids, written = self.prompts.for_edited_reply(node)
-            self._check_room(len(ids))
+            try:
+                ids, written = self.prompts.for_edited_reply(node)
+                self._check_room(len(ids))
+            except KvchatError:
+                if is_copy and end is not None:
+                    self.conversation.delete(node.id)
+                    self.conversation.select(end.id)
+                raise
             self.conversation.resume_edited(node.id, written)
         else:
             ids = self.prompts.for_more_of(node)

@@ -14,7 +14,7 @@ from chat.tiny_chat import (
 
 from kvchat.chat.conversation import Conversation
 from kvchat.chat.session import ChatSession
-from kvchat.engine.errors import KvchatError
+from kvchat.engine.errors import ContextOverflowError, KvchatError
 from kvchat.engine.types import TokenGenerated
 
 REPLY = "The brown fox down"
@@ -64,6 +64,14 @@ def test_a_reply_of_another_model_is_gone_on_with_beside_it(begun: Conversation)
     assert REPLY in prompt_of(session)
     list(session.continue_reply(new.id))
     assert session.last_reply().id == new.id  # that one is our own now
+
+
+def test_where_it_does_not_fit_nothing_stays_behind(begun: Conversation) -> None:
+    session = ChatSession(tiny_llm(ctx=40), conversation=begun, params=GREEDY)
+    path = begun.active_path()
+    with pytest.raises(ContextOverflowError):
+        list(session.continue_reply())
+    assert begun.active_path() == path == list(begun)
 
 
 def test_nothing_is_forked_in_the_middle_of_another_models_reply(begun: Conversation) -> None:
