@@ -46,44 +46,6 @@ class Linear(nn.Module):
         return F.embedding(ids, self.weight)
 
 
-class Int8Linear(nn.Module):
-    """Symmetric int8 with one scale per output feature; activations in bfloat16."""
-
-    def __init__(self, q: Tensor, scale: Tensor, bias: Tensor | None = None) -> None:
-        super().__init__()
-        self.register_buffer("q", q)  # (out_features, in_features) int8
-        self.register_buffer("scale", scale.to(torch.bfloat16))  # (out_features,)
-        self.register_buffer("bias", bias)
-        self.q: Tensor
-        self.scale: Tensor
-        self.bias: Tensor | None
-
-    @classmethod
-    def fits(cls, out_features: int, in_features: int) -> bool:
-        """Whether torch's operator takes a weight of this shape; of others it reads past the end.
-
-        It loads 16 inputs at a time and has no code for a rest.
-        """
-        return in_features % 16 == 0
-
-    @classmethod
-    def quantise(cls, weight: Tensor, bias: Tensor | None = None) -> Int8Linear:
-        """Round a dense weight (out_features, in_features) to int8."""
-        scale = (weight.abs().amax(dim=1).float() / 127).clamp(min=1e-12).to(torch.bfloat16)
-        q = torch.empty_like(weight, dtype=torch.int8, memory_format=torch.contiguous_format)
-        # In slabs: the float32 copies of a whole output head would be the peak of all memory.
-        for rows, small, divisor in zip(
-            weight.split(SLAB), q.split(SLAB), scale.float()[:, None].split(SLAB), strict=True
-        ):
-            small.copy_((rows.float() / divisor).round_().clamp_(-127, 127))
-        return cls(q, scale, bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Multiply in bfloat16."""
-        y = torch._weight_int8pack_mm(x.to(torch.bfloat16), self.q, self.scale)
-        return y if self.bias is None else y + self.bias
-
-
 class Int4Linear(nn.Module):
     """Asymmetric int4 in groups of 32 inputs, as torch's own CPU operator packs it.
 
@@ -114,7 +76,9 @@ class Int4Linear(nn.Module):
         `q` is (out_features, in_features) uint8 from 0 to 15, `scale` and `minimum`
         (out_features, in_features / 32).
         """
-        packed = torch._convert_weight_to_int4pack_for_cpu(q.to(torch.int32), 1)
+        # In slabs: it takes four bytes for a number, which whole would be the peak of all memory.
+        convert = torch._convert_weight_to_int4pack_for_cpu
+        packed = torch.cat([convert(rows.to(torch.int32), 1) for rows in q.split(SLAB)])
         pair = torch.stack([scale, minimum + 8 * scale], dim=-1)
         return cls(packed, pair.to(torch.bfloat16).transpose(0, 1).contiguous(), bias)
 
@@ -132,6 +96,56 @@ class Int4Linear(nn.Module):
         y = torch._weight_int4pack_mm_for_cpu(
             x.to(torch.bfloat16), self.packed, INT4_GROUP, self.scale_zero
         )
+        return y if self.bias is None else y + self.bias
+
+
+class Int8Linear(nn.Module):
+    """8 bits in groups of 32 inputs, held as two int4 weights: the halves of each number.
+
+    A weight is u × scale + minimum with u = 16 high + low from 0 to 255. torch's own int8 operator
+    has one scale for a whole row, which loses twice as much as the quality guard allows.
+    """
+
+    def __init__(
+        self,
+        high: Tensor,
+        high_scale_zero: Tensor,
+        low: Tensor,
+        low_scale_zero: Tensor,
+        bias: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        self.register_buffer("high", high)  # each half as in Int4Linear
+        self.register_buffer("high_scale_zero", high_scale_zero)
+        self.register_buffer("low", low)
+        self.register_buffer("low_scale_zero", low_scale_zero)
+        self.register_buffer("bias", bias)
+        self.high: Tensor
+        self.high_scale_zero: Tensor
+        self.low: Tensor
+        self.low_scale_zero: Tensor
+        self.bias: Tensor | None
+
+    @classmethod
+    def fits(cls, out_features: int, in_features: int) -> bool:
+        """Whether torch's operator takes a weight of this shape."""
+        return Int4Linear.fits(out_features, in_features)
+
+    @classmethod
+    def quantise(cls, slabs: Iterable[Tensor], bias: Tensor | None = None) -> Int8Linear:
+        """Round dense rows, which come as slabs of any number of rows, to 8 bits."""
+        rounded = [_round_to_bytes(slab) for slab in slabs]
+        u, scale, minimum = (torch.cat(parts) for parts in zip(*rounded, strict=True))
+        high = Int4Linear.pack(u >> 4, 16 * scale, minimum)
+        low = Int4Linear.pack(u & 15, scale, torch.zeros_like(scale))
+        return cls(high.packed, high.scale_zero, low.packed, low.scale_zero, bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply in bfloat16; the halves are summed in float32."""
+        x = x.to(torch.bfloat16)
+        high = torch._weight_int4pack_mm_for_cpu(x, self.high, INT4_GROUP, self.high_scale_zero)
+        low = torch._weight_int4pack_mm_for_cpu(x, self.low, INT4_GROUP, self.low_scale_zero)
+        y = high.float() + low
         return y if self.bias is None else y + self.bias
 
 
@@ -209,6 +223,27 @@ class PackedLinear(nn.Module):
         return found
 
 
+def _round_to_bytes(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Round rows to u uint8, scale and minimum (rows, in_features / 32) float32.
+
+    A group is taken symmetric about 0 or from its lowest weight to its highest, whichever is
+    nearer: the first holds blocks of Q8_0 as they are, the second those of Q4_1.
+    """
+    groups = weight.float().unflatten(1, (-1, INT4_GROUP))  # (rows, in / 32, 32)
+    low, high = groups.aminmax(dim=-1)
+    symmetric = (torch.maximum(high, -low) / 127).clamp(min=1e-12)
+    spanning = ((high - low) / 255).clamp(min=1e-12)
+    found = []
+    for scale, minimum in ((symmetric, -128 * symmetric), (spanning, low)):
+        u = ((groups - minimum[..., None]) / scale[..., None]).round_().clamp_(0, 255)
+        gap = (u * scale[..., None] + minimum[..., None] - groups).square_().sum(dim=-1)
+        found.append((gap, u, scale, minimum))
+    (gap_a, u_a, scale_a, minimum_a), (gap_b, u_b, scale_b, minimum_b) = found
+    nearer = gap_b < gap_a
+    u = torch.where(nearer[..., None], u_b, u_a).flatten(1).to(torch.uint8)
+    return u, torch.where(nearer, scale_b, scale_a), torch.where(nearer, minimum_b, minimum_a)
+
+
 def _round_groups(weight: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
     """Round rows to q uint8, scale and minimum: symmetric with 8 bits, from low to high with 4."""
     groups = weight.float().unflatten(1, (-1, INT4_GROUP))  # (out, in / 32, 32)
@@ -237,7 +272,7 @@ def weight_class(model: nn.Module) -> str:
         elif isinstance(module, Int4Linear):
             sizes["int4"] += module.packed.numel() * 2
         elif isinstance(module, Int8Linear):
-            sizes["int8"] += module.q.numel()
+            sizes["int8"] += module.high.numel() * 2
         elif isinstance(module, Linear):
             sizes[str(module.weight.dtype).removeprefix("torch.")] += module.weight.numel()
     return sizes.most_common(1)[0][0]

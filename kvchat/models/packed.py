@@ -48,14 +48,14 @@ _PADDING = "padding."
 _PARTS: dict[type[AnyLinear], tuple[tuple[str, ...], tuple[str, ...]]] = {
     PackedLinear: (("blocks",), ("bits", "out_features")),
     Int4Linear: (("packed", "scale_zero"), ()),
-    Int8Linear: (("q", "scale"), ()),
+    Int8Linear: (("high", "high_scale_zero", "low", "low_scale_zero"), ()),
 }
 """The tensors and the numbers that each class of layer is made of. Dense ones are not kept: their
 weights are in the model's file as they are."""
 
 _CLASSES = {kind.__name__: kind for kind in _PARTS}
 
-_DTYPES = {torch.uint8: "U8", torch.int8: "I8", torch.bfloat16: "BF16"}
+_DTYPES = {torch.uint8: "U8", torch.bfloat16: "BF16"}
 """Names of the safetensors format."""
 
 

@@ -232,8 +232,12 @@ class _Builder:
         if packs and kind != "none":
             slabs = self._slabs(rows, in_features)
             return PackedLinear.quantise(slabs, out_features, _BITS[kind], bias)
+        if kind == "int8" and Int8Linear.fits(out_features, in_features):
+            return Int8Linear.quantise(self._slabs(rows, in_features), bias)
         weight = torch.cat([self._dense_rows(part, in_features) for part in rows])
-        return self._rounded(weight, kind, bias)
+        if kind == "int4" and Int4Linear.fits(*weight.shape):
+            return Int4Linear.quantise(weight, bias)
+        return Linear(weight, bias)
 
     def embedding(self) -> AnyEmbedding:
         """Build the table of embeddings, which is the output head as well where they are tied."""
@@ -256,8 +260,9 @@ class _Builder:
         # class decides a good part of the speed.
         rows = _Rows("embedding", c.vocab_size)
         kind = self._class(_head_quant(self.quant), self._bits(rows))
-        weight = embedding.weight
-        return self._kept([rows], None, lambda: self._rounded(weight, kind, None))
+        if kind != "int8" or not Int8Linear.fits(c.vocab_size, c.dim):
+            return Linear(embedding.weight)
+        return self._kept([rows], None, lambda: Int8Linear.quantise(self._slabs([rows], c.dim)))
 
     @staticmethod
     def _class(quant: Quant, bits: float) -> Quant:
@@ -265,14 +270,6 @@ class _Builder:
         if quant == "auto":
             return "int8" if bits <= EIGHT_BITS else "none"
         return quant
-
-    def _rounded(self, weight: Tensor, quant: Quant, bias: Tensor | None) -> AnyLinear:
-        """Put a dense weight into a class that torch's own operators know, if its shape fits."""
-        if quant == "int8" and Int8Linear.fits(*weight.shape):
-            return Int8Linear.quantise(weight, bias)
-        if quant == "int4" and Int4Linear.fits(*weight.shape):
-            return Int4Linear.quantise(weight, bias)
-        return Linear(weight, bias)
 
     def _slabs(self, rows: list[_Rows], in_features: int) -> Iterator[Tensor]:
         """Yield stacked matrices in float32, a slab at a time: whole, a head would be the peak of

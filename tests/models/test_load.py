@@ -225,8 +225,8 @@ def test_quantisations(folder: Path) -> None:
     ("quant", "body", "head"),
     [
         ("none", Linear, Linear),
-        ("int8", Int8Linear, Int8Linear),
-        ("int4", Int4Linear, Linear),  # 261 rows are none of the operator's shapes
+        ("int8", Int8Linear, Linear),  # 261 rows are none of the operator's shapes
+        ("int4", Int4Linear, Linear),
     ],
 )
 @pytest.mark.parametrize("container", ["folder", "gguf_file"])
