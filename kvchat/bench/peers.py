@@ -34,8 +34,8 @@ class Peer:
     """Whether it unpacks all weights to bfloat16, as kvchat does when told to."""
     variants: tuple[tuple[str, Options], ...]
     """Settings that are all measured: a name, and options."""
-    choices: tuple[Options, ...] = ({},)
-    """Further options, of which each variant takes those that prefill fastest."""
+    choices: tuple[tuple[str, Options], ...] = (("", {}),)
+    """Further settings, of which each variant takes those that prefill fastest."""
 
 
 PEERS = {
@@ -51,13 +51,13 @@ PEERS = {
         install="llama-cpp-python",
         gguf_only=True,
         variants=(
-            ("flash attention", {"flash_attn": True}),
-            ("no flash attention", {"flash_attn": False}),
+            ("flash", {"flash_attn": True}),
+            ("no flash", {"flash_attn": False}),
         ),
         choices=(
-            {"n_batch": 512, "n_ubatch": 128},
-            {"n_batch": 512, "n_ubatch": 512},
-            {"n_batch": 2048, "n_ubatch": 2048},
+            ("batch 512/128", {"n_batch": 512, "n_ubatch": 128}),
+            ("batch 512/512", {"n_batch": 512, "n_ubatch": 512}),
+            ("batch 2048/2048", {"n_batch": 2048, "n_ubatch": 2048}),
         ),
     ),
 }
@@ -170,25 +170,21 @@ def _entries(
     peer, entries = PEERS[name], []
     for settings, options in peer.variants:
         waits = []
-        for choice in peer.choices if len(peer.choices) > 1 else ():
-            progress(f"{name}, {settings}: trying {_written(choice)}")
+        for choice, further in peer.choices if len(peer.choices) > 1 else ():
+            progress(f"{name}, {settings}: trying {choice}")
             trial = Task(
                 program=name,
                 load=task.load,
-                options={**options, **choice},
+                options={**options, **further},
                 sampling=task.sampling,
                 prefill_ids=task.prefill_ids,
                 repeats=2,
             )
             waits.append(measure(trial, python).prefill_ms or 0.0)
-        best = peer.choices[waits.index(min(waits))] if waits else peer.choices[0]
-        label = ", ".join(filter(None, (settings, _written(best))))
-        entries.append(Entry(name, label, replace(task, options={**options, **best}), python))
+        best, further = peer.choices[waits.index(min(waits))] if waits else peer.choices[0]
+        label = ", ".join(filter(None, (settings, best)))
+        entries.append(Entry(name, label, replace(task, options={**options, **further}), python))
     return entries
-
-
-def _written(options: Options) -> str:
-    return ", ".join(f"{name} {value}" for name, value in options.items())
 
 
 def _contestant(entry: Entry, runs: Sequence[Measured]) -> Contestant:

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvchat.bench import goals
+from kvchat.bench.beside import Beside
 from kvchat.bench.result import BenchResult, Contestant
 
 BAR_WIDTH = 48
@@ -65,9 +66,9 @@ def chart(result: BenchResult, *, ascii_only: bool = False) -> Iterator[Renderab
     longest = max(max(pair) for pair in waits)
     yield Text.assemble(
         ("Time to first token by turn: ", "bold"),
-        ("with the cache", "green"),
+        ("with the cache (above)", "green"),
         " and ",
-        ("without it", "yellow"),
+        ("without it (below)", "yellow"),
     )
     table = Table.grid(padding=(0, 1))
     table.add_column(justify="right", style="dim")
@@ -107,6 +108,8 @@ def comparison(result: BenchResult) -> Iterator[RenderableType]:
     yield table
     if any(len([each for each in result.compared if each.name == name]) > 1 for name in names):
         yield Text("Each ratio is to the better of a program's settings.", style="dim")
+    beside = Beside(result)
+    yield from goals.table(beside.goals, beside)
 
 
 def _written(value: float | None, write: Callable[[float], str]) -> str:

@@ -13,6 +13,7 @@ from rich.console import Console, Group
 from synthetic import Shape, write
 
 from kvchat.bench import peers, report
+from kvchat.bench.beside import Beside
 from kvchat.bench.plan import LoadSettings, Plan
 from kvchat.bench.process import has_packages
 from kvchat.bench.programs import PROGRAMS, perform
@@ -166,7 +167,7 @@ def test_llama_cpp_is_measured_in_its_own_interpreter(gguf_file: Path) -> None:
     assert [each.name for each in found.compared] == ["kvchat", "llama.cpp", "llama.cpp"]
     for each in found.compared:
         assert None not in asdict(each).values()
-    assert "flash attention, n_batch" in found.compared[1].settings
+    assert "flash, batch" in found.compared[1].settings
 
 
 def test_the_better_of_a_programs_choices_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +188,7 @@ def test_the_better_of_a_programs_choices_is_taken(monkeypatch: pytest.MonkeyPat
         packages=(),
         install="abacus",
         variants=(("fast", {"fast": True}), ("slow", {"fast": False})),
-        choices=tuple({"n_ubatch": size} for size in waits),
+        choices=tuple((f"batch {size}", {"n_ubatch": size}) for size in waits),
     )
     monkeypatch.setattr(peers, "measure", measured)
     monkeypatch.setitem(peers.PEERS, "abacus", abacus)
@@ -196,8 +197,8 @@ def test_the_better_of_a_programs_choices_is_taken(monkeypatch: pytest.MonkeyPat
     found = peers.compare(ours, both, {"abacus": None}, 2, lambda _: None)
     assert [each.settings for each in found] == [
         "as set",
-        "fast, n_ubatch 128",
-        "slow, n_ubatch 128",
+        "fast, batch 128",
+        "slow, batch 128",
     ]
     assert found[1].prefill_tps == 1000.0
     assert found[1].turn_ttft_ms is None
@@ -238,6 +239,40 @@ def test_ratios_are_to_the_better_of_a_programs_settings(result: BenchResult) ->
     assert "cached" not in lines[1]  # nothing was measured with a long cache
     ratios = next(line for line in lines if "kvchat, as set / other" in line)
     assert re.findall(r"([\d.]+) ×", ratios) == ["1.20", "1.20", "0.62", "1.00", "2.00", "2.00"]
+
+
+def llama_cpp(settings: str, **given: float) -> Contestant:
+    return replace(contestant("llama.cpp", settings, 100.0, 80.0, 10**8), **given)  # type: ignore[arg-type]
+
+
+def test_each_goal_is_held_against_the_better_setting_of_llama_cpp(result: BenchResult) -> None:
+    ours = replace(
+        contestant("kvchat", "as set", 125.0, 60.0, 3 * 10**8), import_memory_bytes=2 * 10**8
+    )
+    theirs = [
+        llama_cpp("flash", long_decode_tps=30.0),
+        llama_cpp("no flash", decode_tps=90.0, turn_ttft_ms=70.0),
+    ]
+    small = Beside(replace(result, weight_bytes=10**8, compared=[ours, *theirs]))
+    assert small.decode == pytest.approx(1.25)
+    assert small.long_decode is None
+    assert small.prefill == pytest.approx(1.25)
+    assert small.turn_ttft == pytest.approx(60 / 70)
+    assert small.memory == pytest.approx(3 / (1.3 + 2))
+    decode, *_ = small.goals
+    assert not decode.reached(small.decode)
+    large = Beside(replace(result, weight_bytes=4 * 10**8, compared=[ours, *theirs]))
+    assert large.goals[0].reached(large.decode)
+    console = Console(width=100, color_system=None)
+    with console.capture() as capture:
+        console.print(Group(*report.comparison(large.result)))
+    said = capture.get()
+    assert re.search(r"decode / llama.cpp's +1.25 × +goal ≥ 1.10 × +reached", said)
+    assert re.search(r"prefill / llama.cpp's +1.25 × +goal ≥ 3.00 × +missed", said)
+
+
+def test_goals_need_llama_cpp(result: BenchResult) -> None:
+    assert Beside(result).decode is None
 
 
 def test_a_task_tells_how_many_positions_it_takes(folder: Path) -> None:
