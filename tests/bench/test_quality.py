@@ -25,13 +25,6 @@ from kvchat.bench.quality import (
 from kvchat.bench.quality_report import QualityReport
 from kvchat.models.load import load
 
-ROWS_MISS = pytest.mark.xfail(
-    reason="one scale for a row of int8 is too coarse; groups of 32 reach the goal", strict=True
-)
-NAMES = [
-    pytest.param(each.name, marks=ROWS_MISS if each.name == "int8" else ()) for each in VARIANTS
-]
-
 EXACT = Variant("float32", {"dtype": "float32", "quant": "none"})
 
 
@@ -103,7 +96,7 @@ def quality(default_model_path: Path) -> QualityResult:
 
 @pytest.mark.real_model
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [each.name for each in VARIANTS])
 def test_the_default_model_loses_little(quality: QualityResult, name: str) -> None:
     """In prefill and in decode steps alike; its file holds Q4_1 blocks and a Q8_0 head."""
     loss = next(each for each in quality.variants if each.name == name)
