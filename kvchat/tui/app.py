@@ -108,6 +108,9 @@ class KvchatApp(App[None]):
         self.keeper: Keeper | None = None
         self._resume = resume
         self._chat_screen: MainScreen | None = None
+        self.last_words: list[str] = []
+        """What to tell the user when the terminal is theirs again."""
+        self._leaving = False
         self.fault = ""
         """What to tell the user after a fault of ours has ended the program."""
 
@@ -188,12 +191,16 @@ class KvchatApp(App[None]):
         screen.submit_early_commands()
 
     def _tell_about_saving(self, text: str) -> None:
+        if self._leaving:
+            self.last_words.append(text)
+            return
         self.notify(text, title="Saving", severity="warning", timeout=10, markup=False)
 
     def on_unmount(self) -> None:
         """End the engine thread."""
         if self.worker is not None:
             self.worker.shutdown()
+        self._leaving = True
         if self._chat_screen is not None:
             self._chat_screen.chats.remember_tabs()
         if self.keeper is not None:
@@ -252,6 +259,8 @@ def run(settings: Settings, problems: Sequence[str] = (), *, resume: str | None 
         app.run()
     # The interpreter's last collection would walk all that torch has made, which takes a second.
     gc.freeze()
+    for text in app.last_words:
+        print(f"kvchat: {text}", file=sys.stderr)
     if app.fault:
         print(app.fault, file=sys.stderr)
     return app.return_code or 0

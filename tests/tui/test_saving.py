@@ -12,6 +12,7 @@ from chat.store_threads import watch
 from running_chat import chat, dictate
 
 from kvchat.chat import attachments
+from kvchat.chat.saver import Saver
 from kvchat.chat.store import Store
 from kvchat.models.load import LanguageModel
 from kvchat.tui.modals.chat_list import ChatList
@@ -90,3 +91,14 @@ async def test_the_files_of_a_message_are_read_on_another_thread(
         await c.say("see @notes.txt")
         assert "Otters." in c.said[0][1]
     assert len(threads) >= 2 and "MainThread" not in threads
+
+
+async def test_what_could_not_be_written_is_told_when_the_screen_is_gone(
+    llm: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dictate(llm, "One.")
+    async with chat() as c:
+        await c.say("a")
+        assert c.app.keeper is not None and c.app.keeper.flush()
+        monkeypatch.setattr(Saver, "flush", lambda *_: False)
+    assert c.app.last_words == ["Some of this chat could not be written to the disk."]
