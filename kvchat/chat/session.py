@@ -260,7 +260,7 @@ class ChatSession:
                     chat.delete(node.id)
                 chat.dropped = dropped
                 if end is not None:
-                    chat.select(end.id)
+                    chat.branch(end.id)
             raise
 
     def _write(

@@ -46,6 +46,16 @@ def test_a_full_context_refuses_a_turn_before_anything_changes(overflow: Overflo
     assert caught.value.can_drop
 
 
+def test_a_turn_refused_at_a_branch_does_not_go_back_to_the_old_path() -> None:
+    chat = full()
+    first_reply = chat.conversation.active_path()[1]
+    chat.conversation.branch(first_reply.id)
+    before = state(chat)
+    with pytest.raises(ContextOverflowError):
+        list(chat.send("z" * 2 * LIMIT))
+    assert state(chat) == before
+
+
 def test_asking_leaves_room_for_a_reply_and_stopping_does_not() -> None:
     chat = full()
     text = "z" * 30
