@@ -135,7 +135,7 @@ class ChatSession:
             except KvchatError:
                 if is_copy and end is not None:
                     self.conversation.delete(node.id)
-                    self.conversation.select(end.id)
+                    self.conversation.branch(end.id)
                 raise
             self.conversation.resume_edited(node.id, written)
         else:
