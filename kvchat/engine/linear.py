@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -154,8 +155,8 @@ class PackedLinear(nn.Module):
 
     4-bit weights are q × scale + minimum, 8-bit ones (q - 128) × scale; scales are float16, as in
     most files, so that blocks of Q4_0, Q4_1 and Q8_0 are held exactly. Activations are rounded to
-    16 bits per group for a few rows; many rows are multiplied in bfloat16 by an unpacked copy,
-    which lives for one call.
+    14 bits per group for a few rows; many rows are multiplied by an unpacked copy, which lives for
+    one call.
     """
 
     FEW = 16
@@ -206,7 +207,7 @@ class PackedLinear(nn.Module):
         return cls(blocks, bits, out_features, bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Multiply; float32 for a few rows, bfloat16 for many."""
+        """Multiply; many rows in float32 where the CPU would only imitate bfloat16."""
         threads = torch.get_num_threads()
         if len(x) <= self.FEW:
             y: Tensor = torch.ops.kvchat.linear(
@@ -214,7 +215,8 @@ class PackedLinear(nn.Module):
             )
         else:
             weight = torch.ops.kvchat.unpack(self.blocks, self.bits, self.out_features, threads)
-            y = F.linear(x.to(weight.dtype), weight)
+            dtype = torch.bfloat16 if multiplies_bfloat16() else torch.float32
+            y = F.linear(x.to(dtype), weight.to(dtype))
         return y if self.bias is None else y + self.bias
 
     def rows(self, ids: Tensor) -> Tensor:
@@ -261,6 +263,12 @@ AnyLinear = Linear | Int8Linear | Int4Linear | PackedLinear
 
 AnyEmbedding = Linear | PackedLinear
 """What rows can be looked up in."""
+
+
+@cache
+def multiplies_bfloat16() -> bool:
+    """Whether this CPU has bfloat16 instructions; elsewhere torch converts at every use."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def weight_class(model: nn.Module) -> str:

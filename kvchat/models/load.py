@@ -15,7 +15,7 @@ from kvchat.engine import native
 from kvchat.engine.config import ModelConfig
 from kvchat.engine.engine import STASH_BUDGET, Engine
 from kvchat.engine.errors import SettingError, TemplateError, UnsupportedModelError
-from kvchat.engine.linear import weight_class
+from kvchat.engine.linear import multiplies_bfloat16, weight_class
 from kvchat.engine.memory import memory_is_enough
 from kvchat.engine.model import Transformer
 from kvchat.engine.step import EagerStep, RecordedStep
@@ -245,7 +245,7 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
             return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
         if device.type == "mps":
             return torch.float16
-        return torch.bfloat16 if _cpu_multiplies_bfloat16() else torch.float32
+        return torch.bfloat16 if multiplies_bfloat16() else torch.float32
     if name not in DTYPES:
         raise SettingError(f"{name} is no dtype; use auto, {', '.join(DTYPES)}")
     return DTYPES[name]
@@ -315,8 +315,3 @@ def _use_threads(threads: int) -> None:
 
 def _is_whole(value: object, low: int, high: int) -> bool:
     return isinstance(value, int) and low <= value <= high
-
-
-def _cpu_multiplies_bfloat16() -> bool:
-    """Whether this CPU has bfloat16 instructions; elsewhere torch converts at every use."""
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -2,8 +2,9 @@
 // Plan that runs a whole step, recorded once, as one call.
 //
 // Weights are numbers of 4 or 8 bits in groups of 32 inputs: w = u * scale + minimum, u unsigned.
-// Activations are rounded to 16 bits per group, as two signed bytes (high * 256 + low), so that
-// products run in integer dot-product instructions and still lose next to nothing.
+// Activations are rounded to 14 bits per group, as two signed bytes of 7 (high * 128 + low), so that
+// products run in integer dot-product instructions and still lose next to nothing. Of 7 bits, the
+// sums of two products with any weight fit into the 16 bits that AVX2 adds them in.
 //
 // Packed weights (see `pack`): tiles of 16 rows; a tile holds its groups one after another, each
 // as numbers, then 16 float16 scales, and for 4 bits 16 float16 minima. Numbers come in blocks of
@@ -29,6 +30,7 @@
 #include <mutex>
 #include <optional>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 #if defined(__AVX2__)
@@ -72,6 +74,10 @@ inline Floats load(const at::Half* p) {
 #if defined(__AVX512F__)
   const __m512 wide = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
   return reinterpret_cast<const Floats&>(wide);
+#elif defined(__F16C__)
+  const __m256 parts[] = {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
+                          _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
+  return *reinterpret_cast<const Floats*>(parts);
 #else
   Floats wide;
   for (int i = 0; i < 16; ++i) wide[i] = static_cast<float>(p[i]);
@@ -90,10 +96,39 @@ inline void store(Floats v, at::BFloat16* p) {
   *reinterpret_cast<Shorts*>(p) = __builtin_convertvector(v == v ? nearest : nan, Shorts);
 }
 
-inline float sum(Floats v) {
-  float total = 0;
-  for (int i = 0; i < 16; ++i) total += v[i];
-  return total;
+// As many floats as a register holds: sums that grow in a loop stay in one.
+#if defined(__AVX512F__)
+using Lanes = Floats;
+#elif defined(__AVX2__)
+typedef float Lanes __attribute__((vector_size(32), aligned(4)));
+#else
+typedef float Lanes __attribute__((vector_size(16), aligned(4)));
+#endif
+constexpr int64_t kLanes = sizeof(Lanes) / sizeof(float);
+
+template <typename T>
+inline Lanes lanes(const T* p) {
+  if constexpr (kLanes == 16) {
+    const Floats wide = load(p);
+    return reinterpret_cast<const Lanes&>(wide);
+  } else if constexpr (std::is_same_v<T, float>) {
+    return *reinterpret_cast<const Lanes*>(p);
+  } else {
+    Lanes wide;
+    for (int i = 0; i < kLanes; ++i) wide[i] = static_cast<float>(p[i]);
+    return wide;
+  }
+}
+
+template <typename V>
+inline float sum(V v) {
+  constexpr int kCount = sizeof(V) / sizeof(float);
+  float part[kCount];
+  std::memcpy(part, &v, sizeof v);
+  for (int width = kCount / 2; width; width /= 2) {
+    for (int i = 0; i < width; ++i) part[i] += part[i + width];
+  }
+  return part[0];
 }
 
 // e^x for x <= 0, to about 2e-7: 2^n times a polynomial in the rest, after Cephes' expf.
@@ -115,13 +150,13 @@ inline Floats exp_negative(Floats x) {
 
 template <typename T>
 inline float dot(const float* x, const T* w, int64_t n) {
-  Floats a{}, b{};
+  Lanes a{}, b{};
   int64_t i = 0;
-  for (; i + 32 <= n; i += 32) {
-    a += load(x + i) * load(w + i);
-    b += load(x + i + 16) * load(w + i + 16);
+  for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
+    a += lanes(x + i) * lanes(w + i);
+    b += lanes(x + i + kLanes) * lanes(w + i + kLanes);
   }
-  for (; i + 16 <= n; i += 16) a += load(x + i) * load(w + i);
+  for (; i + kLanes <= n; i += kLanes) a += lanes(x + i) * lanes(w + i);
   float total = sum(a + b);
   for (; i < n; ++i) total += x[i] * static_cast<float>(w[i]);
   return total;
@@ -270,7 +305,10 @@ class Pool {
 struct Activations {
   explicit Activations(int64_t n) : high(n), low(n), scale(n / kGroup), total(n / kGroup) {}
 
-  // Round n floats to scale * (256 * high + low), group by group. NaN and infinity make the scale
+  static constexpr int kLow = 7;  // bits of the lower byte
+  static constexpr float kMost = 63 * 128 + 63;
+
+  // Round n floats to scale * (128 * high + low), group by group. NaN and infinity make the scale
   // NaN, so that they are not lost on the way.
   void round(const float* x) {
     for (size_t g = 0; g < scale.size(); ++g, x += kGroup) {
@@ -279,18 +317,18 @@ struct Activations {
         largest = std::max(largest, std::fabs(x[i]));
         poison += x[i] * 0.0f;
       }
-      const float inverse = largest > 0 ? 32512.0f / largest : 0.0f;
+      const float inverse = largest > 0 ? kMost / largest : 0.0f;
       int32_t all = 0;
       int8_t* h = high.data() + g * kGroup;
       int8_t* l = low.data() + g * kGroup;
       for (int i = 0; i < kGroup; ++i) {
         const int32_t v = static_cast<int32_t>(x[i] * inverse + (x[i] < 0 ? -0.5f : 0.5f));
-        const int32_t upper = (v + 128) >> 8;
+        const int32_t upper = (v + 64) >> kLow;
         h[i] = static_cast<int8_t>(upper);
-        l[i] = static_cast<int8_t>(v - 256 * upper);
+        l[i] = static_cast<int8_t>(v - (upper << kLow));
         all += v;
       }
-      scale[g] = largest / 32512.0f + poison;
+      scale[g] = largest / kMost + poison;
       total[g] = all;
     }
   }
@@ -327,40 +365,44 @@ inline Ints group_sums(const uint8_t* w, const int8_t* high, const int8_t* low) 
       lower = _mm512_dpbusd_epi32(lower, u, four(low + 4 * b));
     }
   }
-  const __m512i both = _mm512_add_epi32(_mm512_slli_epi32(upper, 8), lower);
+  const __m512i both = _mm512_add_epi32(_mm512_slli_epi32(upper, Activations::kLow), lower);
   sums = reinterpret_cast<const Ints&>(both);
 #elif defined(__AVX2__)
-  // Halves of 8 rows. Products of bytes are added in pairs to 16 bits, which 15 * 128 * 2 fits and
-  // 255 * 128 * 2 does not: 8-bit numbers go as two halves of 4 bits.
+  // Halves of 8 rows. Products of bytes are added in pairs to 16 bits, where those of 4-bit numbers
+  // have room for a whole group.
   const __m256i nibble = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
+  const __m256i upper_ones = _mm256_set1_epi16(1 << Activations::kLow);
   const auto four = [](const int8_t* p) {
     int32_t v;
     std::memcpy(&v, p, 4);
     return _mm256_set1_epi32(v);
   };
+  const auto both = [&](__m256i upper, __m256i lower) {
+    return _mm256_add_epi32(_mm256_madd_epi16(upper, upper_ones), _mm256_madd_epi16(lower, ones));
+  };
   for (int half = 0; half < 2; ++half) {
-    __m256i upper = _mm256_setzero_si256(), lower = _mm256_setzero_si256();
-    const auto add = [&](__m256i u, const int8_t* h, const int8_t* l, int shift) {
-      const __m256i a = _mm256_madd_epi16(_mm256_maddubs_epi16(u, four(h)), ones);
-      const __m256i b = _mm256_madd_epi16(_mm256_maddubs_epi16(u, four(l)), ones);
-      upper = _mm256_add_epi32(upper, _mm256_slli_epi32(a, shift));
-      lower = _mm256_add_epi32(lower, _mm256_slli_epi32(b, shift));
-    };
-    for (int b = 0; b < kBlocks; ++b) {
-      const auto* p = reinterpret_cast<const __m256i*>(w + 64 * b + 32 * half);
-      const __m256i u = _mm256_loadu_si256(p);
-      const __m256i first = _mm256_and_si256(u, nibble);
-      const __m256i second = _mm256_and_si256(_mm256_srli_epi16(u, 4), nibble);
-      if constexpr (kBits == 4) {
-        add(first, high + 8 * b, low + 8 * b, 0);
-        add(second, high + 8 * b + 4, low + 8 * b + 4, 0);
-      } else {
-        add(first, high + 4 * b, low + 4 * b, 0);
-        add(second, high + 4 * b, low + 4 * b, 4);
+    const auto* p = reinterpret_cast<const __m256i*>(w + 32 * half);
+    __m256i total = _mm256_setzero_si256();
+    if constexpr (kBits == 4) {
+      __m256i upper = _mm256_setzero_si256(), lower = _mm256_setzero_si256();
+      const auto add = [&](__m256i u, int at) {
+        upper = _mm256_add_epi16(upper, _mm256_maddubs_epi16(u, four(high + at)));
+        lower = _mm256_add_epi16(lower, _mm256_maddubs_epi16(u, four(low + at)));
+      };
+      for (int b = 0; b < kBlocks; ++b) {
+        const __m256i u = _mm256_loadu_si256(p + 2 * b);
+        add(_mm256_and_si256(u, nibble), 8 * b);
+        add(_mm256_and_si256(_mm256_srli_epi16(u, 4), nibble), 8 * b + 4);
+      }
+      total = both(upper, lower);
+    } else {
+      for (int b = 0; b < kBlocks; ++b) {
+        const __m256i u = _mm256_loadu_si256(p + 2 * b);
+        total = _mm256_add_epi32(total, both(_mm256_maddubs_epi16(u, four(high + 4 * b)),
+                                             _mm256_maddubs_epi16(u, four(low + 4 * b))));
       }
     }
-    const __m256i both = _mm256_add_epi32(_mm256_slli_epi32(upper, 8), lower);
-    std::memcpy(reinterpret_cast<char*>(&sums) + 32 * half, &both, 32);
+    std::memcpy(reinterpret_cast<char*>(&sums) + 32 * half, &total, 32);
   }
 #elif defined(__ARM_FEATURE_DOTPROD)
   const auto four = [](const int8_t* p) {
@@ -383,11 +425,11 @@ inline Ints group_sums(const uint8_t* w, const int8_t* high, const int8_t* low) 
       } else {  // u - 128 as a signed byte; the 128 comes back below
         add(veorq_u8(u, vdupq_n_u8(128)), high + 4 * b, low + 4 * b);
         const int8x16_t one = vdupq_n_s8(1);
-        all = vaddq_s32(all, vdotq_s32(vshlq_n_s32(vdotq_s32(vdupq_n_s32(0), one, four(high + 4 * b)), 8),
+        all = vaddq_s32(all, vdotq_s32(vshlq_n_s32(vdotq_s32(vdupq_n_s32(0), one, four(high + 4 * b)), Activations::kLow),
                                        one, four(low + 4 * b)));
       }
     }
-    int32x4_t both = vaddq_s32(vshlq_n_s32(upper, 8), lower);
+    int32x4_t both = vaddq_s32(vshlq_n_s32(upper, Activations::kLow), lower);
     both = vaddq_s32(both, vshlq_n_s32(all, 7));
     std::memcpy(reinterpret_cast<char*>(&sums) + 16 * quarter, &both, 16);
   }
@@ -398,10 +440,10 @@ inline Ints group_sums(const uint8_t* w, const int8_t* high, const int8_t* low) 
       for (int j = 0; j < 4; ++j) {
         const int u = w[64 * b + 4 * r + j];
         if constexpr (kBits == 4) {
-          sums[r] += (u & 15) * (256 * high[8 * b + j] + low[8 * b + j]);
-          sums[r] += (u >> 4) * (256 * high[8 * b + 4 + j] + low[8 * b + 4 + j]);
+          sums[r] += (u & 15) * (128 * high[8 * b + j] + low[8 * b + j]);
+          sums[r] += (u >> 4) * (128 * high[8 * b + 4 + j] + low[8 * b + 4 + j]);
         } else {
-          sums[r] += u * (256 * high[4 * b + j] + low[4 * b + j]);
+          sums[r] += u * (128 * high[4 * b + j] + low[4 * b + j]);
         }
       }
     }
@@ -666,11 +708,11 @@ struct Attention {
         *reinterpret_cast<Floats*>(scores + s) = p;
       }
       float* sum_of = partial.data() + piece * dim;
-      for (int64_t d = 0; d < dim; d += 16) {
-        if (d + 16 <= dim) {
-          Floats acc{};
-          for (int64_t s = 0; s < count; ++s) acc += scores[s] * load(v + s * dim + d);
-          *reinterpret_cast<Floats*>(sum_of + d) = acc;
+      for (int64_t d = 0; d < dim; d += kLanes) {
+        if (d + kLanes <= dim) {
+          Lanes acc{};
+          for (int64_t s = 0; s < count; ++s) acc += scores[s] * lanes(v + s * dim + d);
+          *reinterpret_cast<Lanes*>(sum_of + d) = acc;
         } else {
           for (int64_t i = d; i < dim; ++i) {
             sum_of[i] = 0;
