@@ -237,6 +237,7 @@ class Engine:
                         yield event
         except GenerationError:
             self._context.truncate(0)
+            self._context.cache.release()
             self.stash.clear()
             raise
 

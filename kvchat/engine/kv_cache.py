@@ -109,6 +109,16 @@ class KVCache:
         self.values[layer][:, self.length : end] = v
         return self.keys[layer][:, :end], self.values[layer][:, :end]
 
+    def write(self, layer: int, position: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Write one layer at a position that is itself in memory, (1,); return all its memory.
+
+        `k` and `v` are (n_kv_heads, 1, head_dim) of the cache's dtype; returns (n_kv_heads,
+        capacity, head_dim). Room must have been reserved; the length does not change.
+        """
+        self.keys[layer].index_copy_(1, position, k)
+        self.values[layer].index_copy_(1, position, v)
+        return self.keys[layer], self.values[layer]
+
     def advance(self, n: int) -> None:
         """Count the `n` positions that every layer has appended."""
         self.length += n
@@ -116,6 +126,12 @@ class KVCache:
     def truncate(self, n: int) -> None:
         """Forget all positions from `n` on."""
         self.length = min(self.length, max(n, 0))
+
+    def release(self) -> None:
+        """Forget all positions and let go of their memory, and of whatever is in it."""
+        self.length = 0
+        for tensors in self.planes.values():
+            tensors[:] = [t.new_empty(t.shape[0], 0, t.shape[2]) for t in tensors]
 
     def copy_from(self, n: int) -> CacheSuffix:
         """Copy positions from `n` on to host memory."""

@@ -1,7 +1,9 @@
 """The operations of the forward pass: what they are, and each of them as plain torch.
 
 The model is written once, against `Ops`. `TorchOps` runs it as it goes and is the reference that
-faster versions have to agree with; a recorder (see `kvchat.engine.step`) notes it down instead.
+faster versions have to agree with. `StaticOps` runs one token in calls that do not depend on which
+token it is or where, so that they can be captured once and replayed; a recorder (see
+`kvchat.engine.step`) notes the model down instead.
 """
 
 from __future__ import annotations
@@ -45,14 +47,13 @@ class Ops(Protocol):
         """Add to the residual stream."""
 
 
-@dataclass(frozen=True, slots=True)
-class TorchOps:
-    """One torch call after another."""
+class _RowOps:
+    """What is done to each row by itself, wherever the ids and positions are."""
+
+    __slots__ = ()
 
     ids: Tensor
-    """(T,)"""
     cis: Tensor
-    """The rotations of the new positions, (T, 1, head_dim / 2) complex64."""
     cache: KVCache
 
     def embed(self, layer: AnyEmbedding) -> Tensor:
@@ -68,17 +69,43 @@ class TorchOps:
         out: Tensor = layer(x)
         return out
 
-    def attend(self, qkv: Tensor, attention: Attention) -> Tensor:
-        """Rotate, append to the cache and attend, with a mask where it takes one."""
-        a, cache, T = attention, self.cache, len(qkv)
-        heads = qkv.float().view(T, -1, a.head_dim)  # (T, n_heads + 2 n_kv, head_dim)
+    def swiglu(self, gate_up: Tensor) -> Tensor:
+        """Gate the inner layer of an MLP."""
+        return swiglu(gate_up)
+
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        """Add to the residual stream."""
+        return x + y
+
+    def heads(self, qkv: Tensor, attention: Attention) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated queries (n_heads, T, head_dim), and keys and values (n_kv_heads, T, head_dim)."""
+        a = attention
+        heads = qkv.float().view(len(qkv), -1, a.head_dim)  # (T, n_heads + 2 n_kv, head_dim)
         qk, v = heads.split([a.n_heads + a.n_kv_heads, a.n_kv_heads], dim=1)
         if a.q_norm is not None and a.k_norm is not None:
             q, k = qk.split([a.n_heads, a.n_kv_heads], dim=1)
             qk = torch.cat([self.rms_norm(q, a.q_norm), self.rms_norm(k, a.k_norm)], dim=1)
-        qk = rotate(qk, self.cis).to(cache.dtype).transpose(0, 1)  # (n_heads + n_kv, T, head_dim)
+        dtype = self.cache.dtype
+        qk = rotate(qk, self.cis).to(dtype).transpose(0, 1)  # (n_heads + n_kv, T, head_dim)
         q, k = qk.split([a.n_heads, a.n_kv_heads])
-        keys, values = cache.append(a.layer, k, v.transpose(0, 1))
+        return q, k, v.to(dtype).transpose(0, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class TorchOps(_RowOps):
+    """One torch call after another."""
+
+    ids: Tensor
+    """(T,)"""
+    cis: Tensor
+    """The rotations of the new positions, (T, 1, head_dim / 2) complex64."""
+    cache: KVCache
+
+    def attend(self, qkv: Tensor, attention: Attention) -> Tensor:
+        """Rotate, append to the cache and attend, with a mask where it takes one."""
+        a, cache, T = attention, self.cache, len(qkv)
+        q, k, v = self.heads(qkv, a)
+        keys, values = cache.append(a.layer, k, v)
         if a.window is not None and keys.shape[1] > a.window + T - 1:
             seen = a.window + T - 1
             keys, values = keys[:, -seen:], values[:, -seen:]
@@ -87,13 +114,49 @@ class TorchOps:
             mask = causal_mask(cache.length, T, keys.shape[1], a.window, qkv.device)
         return attention_of(q, keys, values, mask)
 
-    def swiglu(self, gate_up: Tensor) -> Tensor:
-        """Gate the inner layer of an MLP."""
-        return swiglu(gate_up)
 
-    def add(self, x: Tensor, y: Tensor) -> Tensor:
-        """Add to the residual stream."""
-        return x + y
+class StaticOps(_RowOps):
+    """One token, by calls that stay the same: id and position are numbers in memory.
+
+    Attention covers the cache's first `span` positions, whatever the position; a mask hides those
+    that do not count. What is hidden has to be finite, as it is multiplied by zero.
+
+    Args:
+        ids: (1,) int64.
+        position: (1,) int64, below `span`.
+        rotations: of every position below `span`, (… , 1, head_dim / 2) complex64.
+        cache: has room for `span` positions.
+        span: how many positions to attend to.
+    """
+
+    __slots__ = ("_masks", "_place", "cache", "cis", "ids", "position")
+
+    def __init__(
+        self, ids: Tensor, position: Tensor, rotations: Tensor, cache: KVCache, span: int
+    ) -> None:
+        self.ids = ids
+        self.position = position
+        self.cis = rotations.index_select(0, position)  # (1, 1, head_dim / 2)
+        self.cache = cache
+        self._place = torch.arange(span, device=ids.device)
+        self._masks: dict[int | None, Tensor] = {}
+
+    def attend(self, qkv: Tensor, attention: Attention) -> Tensor:
+        """Rotate, write to the cache and attend to the whole span behind a mask."""
+        a, span = attention, len(self._place)
+        q, k, v = self.heads(qkv, a)
+        keys, values = self.cache.write(a.layer, self.position, k, v)
+        return attention_of(q, keys[:, :span], values[:, :span], self._mask(a.window))
+
+    def _mask(self, window: int | None) -> Tensor:
+        """What is added to the scores, (1, span): 0 where a key is seen; made once for a token."""
+        if window not in self._masks:
+            seen = self._place <= self.position
+            if window is not None:
+                seen &= self._place > self.position - window
+            hidden = torch.zeros_like(seen, dtype=self.cache.dtype).masked_fill_(~seen, -torch.inf)
+            self._masks[window] = hidden[None]
+        return self._masks[window]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -119,8 +182,8 @@ def attention_of(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor
     """Grouped-query attention of T new positions over S cached ones.
 
     `q` is (n_heads, T, head_dim), `k` and `v` (n_kv_heads, S, head_dim), `mask` (T, S) bool with
-    True where a query sees a key, or None when every query sees every key. Returns (T, n_heads ×
-    head_dim).
+    True where a query sees a key, or what is added to its score, or None when every query sees
+    every key. Returns (T, n_heads × head_dim).
     """
     n_heads, T, head_dim = q.shape
     n_kv_heads = k.shape[0]

@@ -87,3 +87,12 @@ def test_a_suffix_is_refused_where_it_does_not_fit():
     cache.truncate(5)
     with pytest.raises(ValueError, match="does not fit"):
         cache.put_back(suffix, 15)
+
+
+def test_release_lets_go_of_the_memory():
+    cache = KVCache(tiny_config())
+    fill(cache, 10)
+    cache.release()
+    assert (cache.length, cache.capacity, cache.nbytes) == (0, 0, 0)
+    fill(cache, 3)
+    assert cache.length == 3
