@@ -50,6 +50,8 @@ class Turn:
     """How many of the reused tokens came from a snapshot on the disk, since the turn before."""
     snapshot_problem: str = ""
     """Why a snapshot was not used."""
+    reuse_ended: str = ""
+    """Where and why cached tokens had to be given up, since the turn before; "" if none had."""
 
     @property
     def saved_ms(self) -> float | None:
@@ -76,6 +78,8 @@ class Turn:
             parts.append(f"{self.loaded:,} from the snapshot")
         if self.snapshot_problem:
             parts.append(f"snapshot not used: {self.snapshot_problem}")
+        if self.reuse_ended:
+            parts.append(f"reuse ended {self.reuse_ended}")
         return " · ".join(parts)
 
 

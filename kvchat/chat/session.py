@@ -17,6 +17,7 @@ from kvchat.chat.ledger import Loaded, PrefillSpeed, Price, Turn
 from kvchat.chat.nodes import Node
 from kvchat.chat.prefix import divergence
 from kvchat.chat.prompt import PromptBuilder
+from kvchat.chat.reuse import ReuseWatch, Source
 from kvchat.engine.errors import ContextOverflowError, KvchatError
 from kvchat.engine.types import (
     CacheEngine,
@@ -71,6 +72,7 @@ class ChatSession:
         self.loaded = Loaded()
         """What became of a snapshot since the last turn."""
         self.speed = PrefillSpeed()
+        self._reuse = ReuseWatch()
         self.prompts = PromptBuilder(self.conversation, llm.tokenizer, llm.template, thinking)
 
     @property
@@ -220,11 +222,16 @@ class ChatSession:
         if not ids:
             return
         started = time.perf_counter()
+        source, cached = self._source(self._end()), list(self.engine.ids)
         progress = None
         for progress in self.engine.prefill(ids):
             yield progress
-        if progress is not None and progress.done == progress.new:
-            self.speed.add(progress.reused, progress.new, (time.perf_counter() - started) * 1e3)
+        if progress is not None:
+            done = progress.done == progress.new
+            self._reuse.note(source, cached, ids, progress.reused, idle=done)
+            if done:
+                ms = (time.perf_counter() - started) * 1e3
+                self.speed.add(progress.reused, progress.new, ms)
 
     def price(self, text: str, instead_of: str | None = None) -> Price:
         """Estimate what sending `text` would cost, or putting it in a message's place."""
@@ -271,6 +278,7 @@ class ChatSession:
         assert reply is not None
         prompt = ids[: len(ids) - len(reply.token_ids)]
         cached = list(engine.ids)
+        source = self._source(node if reply.token_ids else conversation.node(node.parent or ""))
         prefilled: PrefillFinished | None = None
         finished: GenerationFinished | None = None
         ttft_ms = 0.0
@@ -282,6 +290,7 @@ class ChatSession:
                     case PrefillFinished():
                         prefilled = event
                         self.speed.add(event.reused, event.new, event.ms)
+                        self._reuse.note(source, cached, ids, event.reused)
                         reply.seed = event.seed if reply.seed is None else reply.seed
                     case TokenGenerated():
                         ttft_ms = ttft_ms or (time.perf_counter() - started) * 1e3
@@ -321,6 +330,7 @@ class ChatSession:
             accepted=finished.stats.accepted,
             loaded=min(self.loaded.tokens, finished.stats.reused),
             snapshot_problem=self.loaded.problem,
+            reuse_ended=self._reuse.take(),
         )
         self.loaded = Loaded()
         self.ledger.append(turn)
@@ -391,6 +401,9 @@ class ChatSession:
                 can_drop=can_drop,
                 can_begin=can_begin,
             )
+
+    def _source(self, end: Node | None) -> Source:
+        return Source.of(self.prompts, self.conversation.path_to(end.id) if end else [])
 
     def _end(self) -> Node | None:
         path = self.conversation.active_path()

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tiny_chat import GREEDY, say, tiny_session
 
 from kvchat.chat.ledger import PrefillSpeed, Turn
+from kvchat.chat.session import ChatSession
 
 
 def turn(**changes: object) -> Turn:
@@ -122,6 +123,50 @@ def test_where_and_why_reuse_stopped_is_told() -> None:
     assert turn.divergence.position == turn.reused == len("!system\nBe ")
     assert turn.divergence.expected.startswith("brief.<|im_end|>")
     assert turn.divergence.found.startswith("long.<|im_end|>")
+    assert turn.line().endswith(" · reuse ended at token 11 (system prompt changed)")
+    say(session, "and now?", "Fine.")
+    assert session.ledger[-1].reuse_ended == ""
+
+
+def test_what_was_read_anew_while_idle_is_told_by_the_next_turn() -> None:
+    session = tiny_session("chatml", "Be brief.")
+    say(session, "hello", "Fine.")
+    session.set_system("Be long.")
+    list(session.settle())
+    say(session, "and?", "Fine.")
+    assert session.ledger[-1].reuse_ended == (
+        "at token 11 (system prompt changed; read anew while idle)"
+    )
+
+
+def test_reuse_that_ends_has_its_reason() -> None:
+    session = tiny_session("qwen3")
+    first = say(session, "hello", "<think>\nhm\n</think>\n\nFine.")
+    assert session.ledger[-1].reuse_ended == ""
+    second = say(session, "a story", "Once.")
+    assert "(the template changed an earlier turn)" in session.ledger[-1].reuse_ended
+    list(session.edit(second.parent, "joke, please"))
+    assert "(message replaced)" in session.ledger[-1].reuse_ended
+    list(session.regenerate())
+    assert session.ledger[-1].reuse_ended == ""  # all that was read before is still of use
+    list(session.edit(first.parent, "good morning"))
+    session.set_thinking(False)
+    session.select(second.id)
+    session.llm.engine.stash.clear()
+    say(session, "and then?", "The end.")
+    assert "(thinking switched)" in session.ledger[-1].reuse_ended
+
+
+def test_the_cache_of_another_chat_is_told() -> None:
+    session = tiny_session()
+    say(session, "hello", "Fine.")
+    other = ChatSession(session.llm, params=session.params)
+    say(other, "hi", "Fine.")
+    assert other.ledger[-1].reuse_ended == ""  # it has read nothing before
+    session.llm.engine.stash.clear()
+    back = ChatSession(session.llm, conversation=session.conversation, params=session.params)
+    say(back, "more", "Fine.")
+    assert "(the cache held something else)" in back.ledger[-1].reuse_ended
 
 
 def test_an_edit_tells_the_first_text_that_differs() -> None:
