@@ -13,12 +13,14 @@ import torch
 
 from kvchat.engine import native
 from kvchat.engine.config import ModelConfig
+from kvchat.engine.cuda.graphs import GraphRecorder
 from kvchat.engine.engine import STASH_BUDGET, Engine
 from kvchat.engine.errors import SettingError, TemplateError, UnsupportedModelError
 from kvchat.engine.linear import multiplies_bfloat16, weight_class
 from kvchat.engine.memory import memory_is_enough
 from kvchat.engine.model import Transformer
-from kvchat.engine.step import EagerStep, RecordedStep
+from kvchat.engine.static_step import StaticStep
+from kvchat.engine.step import DecodeStep, EagerStep, RecordedStep
 from kvchat.engine.types import LIMITS, LoadProgress, SamplingParams
 from kvchat.models import gguf_tokenizer, hf_tokenizer
 from kvchat.models.gguf import GGUFFile
@@ -183,7 +185,7 @@ def load(
         )
     if packed is not None:
         packed.save()
-    step = RecordedStep(model) if kernels and RecordedStep.can_run(model) else EagerStep(model)
+    step = pick_step(model, kernels=kernels)
     if threads is None:
         torch.set_num_threads(best_threads(model, step, path, weight_class(model)))
     engine = Engine(
@@ -267,6 +269,15 @@ def pick_quant(quant: str, dtype: str, device: torch.device) -> Quant:
             f"{quant} weights run on the CPU only so far; use --quant none or --device cpu"
         )
     return quant  # type: ignore[return-value]
+
+
+def pick_step(model: Transformer, *, kernels: bool) -> DecodeStep:
+    """Return the quickest way to run one token; `kernels` says that our own are loaded."""
+    if kernels and RecordedStep.can_run(model):
+        return RecordedStep(model)
+    if model.device.type == "cuda":
+        return StaticStep(model, lambda: GraphRecorder(model.device))
+    return EagerStep(model)
 
 
 def author_settings(given: Mapping[str, Any]) -> SamplingParams:

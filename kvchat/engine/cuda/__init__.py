@@ -1,0 +1,1 @@
+"""What is done differently on NVIDIA's GPUs, and nowhere else."""

@@ -1,0 +1,115 @@
+"""What only a GPU can show. Everything else about it is tested on a CPU, in float32."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from tiny import RandomWeights, tiny_config
+from torch import Tensor
+
+from kvchat.engine.cuda.graphs import GraphRecorder
+from kvchat.engine.kv_cache import KVCache
+from kvchat.engine.model import Transformer
+from kvchat.engine.static_step import StaticStep
+from kvchat.engine.step import DecodeStep, EagerStep
+from kvchat.models.load import pick_step
+from kvchat.models.weights import build_transformer
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA GPU")
+
+SHAPES = [{}, {"qk_norm": True}, {"sliding_windows": (4, 300)}, {"tied_embeddings": True}]
+
+
+def model(dtype: torch.dtype = torch.float32, **changes: Any) -> Transformer:
+    source = RandomWeights(tiny_config(dim=64, hidden_dim=96, head_dim=16, **changes), 0)
+    return build_transformer(source, dtype=dtype, quant="none", device=torch.device("cuda"))
+
+
+def captured(model: Transformer) -> StaticStep:
+    step = pick_step(model, kernels=False)
+    assert isinstance(step, StaticStep)
+    return step
+
+
+def random_ids(n: int, seed: int = 1) -> list[int]:
+    return torch.randint(0, 250, (n,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def run(step: DecodeStep, cache: KVCache, ids: list[int]) -> Tensor:
+    return torch.stack([step(i, cache) for i in ids]).cpu()
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_captured_step_is_the_eager_one(
+    shape: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Across spans, growing memory and a cut."""
+    plain = model(**shape)
+    step = captured(plain)
+    ours, theirs = plain.new_cache(), plain.new_cache()
+    ids = random_ids(500)
+    for part, cut in ((ids[:300], 200), (ids[300:], 0)):
+        a, b = run(step, ours, part), run(EagerStep(plain), theirs, part)
+        torch.testing.assert_close(a, b, atol=1e-3, rtol=0)
+        ours.truncate(cut)
+        theirs.truncate(cut)
+    assert not caplog.records, "it fell back to the eager step"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_captured_step_in_half_precision(
+    dtype: torch.dtype, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = model(dtype)
+    ids = random_ids(40)
+    a = run(captured(plain), plain.new_cache(), ids).log_softmax(-1)
+    b = run(EagerStep(plain), plain.new_cache(), ids).log_softmax(-1)
+    assert (b.exp() * (b - a)).sum(-1).mean() < 2e-3
+    assert not caplog.records
+
+
+def test_without_memory_for_a_graph_it_goes_on_eagerly(caplog: pytest.LogCaptureFixture) -> None:
+    """The error is the one that the allocator raises."""
+    plain = model()
+    stream = torch.cuda.current_stream()
+
+    def new_recorder():
+        record = GraphRecorder(plain.device)
+
+        def greedy(work):
+            def and_too_much() -> None:
+                work()
+                torch.empty(1 << 60, dtype=torch.uint8, device="cuda")
+
+            return record(and_too_much)
+
+        return greedy
+
+    step = StaticStep(plain, new_recorder)
+    with caplog.at_level(logging.WARNING):
+        a = run(step, plain.new_cache(), [1, 2, 3])
+    assert "no room for a captured step" in caplog.text
+    assert torch.cuda.current_stream() == stream
+    b = run(EagerStep(plain), plain.new_cache(), [1, 2, 3])
+    torch.testing.assert_close(a, b, atol=1e-4, rtol=0)
+
+
+def test_what_cannot_be_captured_goes_on_eagerly(caplog: pytest.LogCaptureFixture) -> None:
+    """Reading a number from the device is not allowed in a capture."""
+    plain = model()
+    stream = torch.cuda.current_stream()
+
+    def new_recorder():
+        record = GraphRecorder(plain.device)
+        return lambda work: record(lambda: (work(), torch.ones(1, device="cuda").item())[0])
+
+    step = StaticStep(plain, new_recorder)
+    with caplog.at_level(logging.WARNING):
+        a = run(step, plain.new_cache(), [1, 2, 3])
+    assert "could not be captured" in caplog.text
+    assert torch.cuda.current_stream() == stream
+    b = run(EagerStep(plain), plain.new_cache(), [1, 2, 3])
+    torch.testing.assert_close(a, b, atol=1e-4, rtol=0)
