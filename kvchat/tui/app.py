@@ -21,7 +21,7 @@ from textual.screen import Screen
 
 from kvchat.chat.commands import Load
 from kvchat.chat.events import WorkerEvent
-from kvchat.settings import Settings, log_file, remember
+from kvchat.settings import Settings, log_file, remember, remembered
 from kvchat.tui.ascii_filter import AsciiFilter, speaks_unicode
 from kvchat.tui.bridge import EngineUpdate, EventBridge
 from kvchat.tui.clipboard import fill_clipboard, osc52
@@ -42,6 +42,10 @@ log = logging.getLogger(__name__)
 
 _PROBLEMS_SHOWN = 4
 """More of them at once would not fit on a small screen; the log has all."""
+
+
+_NOTED = "theme_note"
+"""What is remembered: what was told about the theme last, which need not be told again."""
 
 
 class KvchatApp(App[None]):
@@ -96,13 +100,16 @@ class KvchatApp(App[None]):
         self._problems = [*problems, *self.keymap.problems]
         self.themes = load_themes()
         self.themes.register(self)
-        name, problem = self.themes.choose(
+        choice = self.themes.choose(
             settings.theme,
             color_system=self.console.color_system,
             no_color=self.no_color,
         )
-        self.theme = name
-        self._problems += [*self.themes.problems, *([problem] if problem else [])]
+        self.theme = choice.name
+        self._problems += [*self.themes.problems, *filter(None, (choice.problem,))]
+        if choice.note and remembered().get(_NOTED) != choice.note:
+            remember(**{_NOTED: choice.note})
+            self._problems.append(choice.note)
         self.bridge = EventBridge(self)
         self.worker: Worker | None = None
         self.keeper: Keeper | None = None

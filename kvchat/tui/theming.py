@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from textual.app import App
 from textual.color import Color, ColorParseError
@@ -70,6 +70,16 @@ class ThemeEntry:
     source: Source
 
 
+class Choice(NamedTuple):
+    """The theme to begin with, and what there is to tell about it."""
+
+    name: str
+    problem: str | None = None
+    """What the user can put right."""
+    note: str | None = None
+    """What is as it is: to be told once, not at every start."""
+
+
 @dataclass(slots=True)
 class Themes:
     """All themes there are."""
@@ -84,10 +94,8 @@ class Themes:
         for entry in self.entries.values():
             app.register_theme(entry.theme)
 
-    def choose(
-        self, wanted: str | None, *, color_system: str | None, no_color: bool
-    ) -> tuple[str, str | None]:
-        """Return the theme to begin with, and what to tell the user about it.
+    def choose(self, wanted: str | None, *, color_system: str | None, no_color: bool) -> Choice:
+        """Return the theme to begin with.
 
         Args:
             wanted: a theme's name; None is no preference.
@@ -101,11 +109,12 @@ class Themes:
             problem, wanted = f"There is no theme '{wanted}'.{hint}", None
         few_colours = no_color or color_system not in ("truecolor", "256")
         if few_colours and not (wanted and self.entries[wanted].theme.ansi):
+            note = None
             if wanted is not None and not no_color:
                 said = f"'{TERMINAL_THEME}' is shown in place of '{wanted}'."
-                problem = f"This terminal has 16 colours at most: {said}"
-            return TERMINAL_THEME, problem
-        return wanted or DEFAULT_THEME, problem
+                note = f"This terminal has 16 colours at most: {said}"
+            return Choice(TERMINAL_THEME, problem, note)
+        return Choice(wanted or DEFAULT_THEME, problem)
 
 
 def load_themes() -> Themes:

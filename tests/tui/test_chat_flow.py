@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from helpers import wait_until
 from running_chat import chat, dictate
-from textual import events
+from textual import constants, events
 from textual.command import CommandPalette
 
 from kvchat.chat.events import Paused, WorkerEvent
@@ -629,6 +629,18 @@ async def test_many_problems_with_the_settings_are_one_notification(llm):
         (told,) = app._notifications
         assert "problem 0" in told.message
         assert "5 more" in told.message
+
+
+async def test_a_terminal_of_few_colours_is_told_of_once(llm, monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr(constants, "COLOR_SYSTEM", "standard")
+    settings, _ = Settings.load({"theme": "paper"})
+    for starts in range(2):
+        app = KvchatApp(settings)
+        async with app.run_test(size=(80, 24), notifications=True) as pilot:
+            await wait_until(pilot, lambda app=app: app.worker is not None)
+            told = ["16 colours" in note.message for note in app._notifications]
+            assert told.count(True) == (starts == 0)
 
 
 async def test_events_that_come_while_the_screen_is_going_are_dropped(llm):

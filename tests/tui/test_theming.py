@@ -171,19 +171,19 @@ def test_two_files_with_one_name_are_reported(config: Path):
     ],
 )
 def test_a_terminal_gets_a_theme_it_can_show(config, wanted, color_system, no_color, chosen, said):
-    name, problem = load_themes().choose(wanted, color_system=color_system, no_color=no_color)
-    assert name == chosen
+    name, problem, note = load_themes().choose(wanted, color_system=color_system, no_color=no_color)
+    assert (name, problem) == (chosen, None)
     if said is None:
-        assert problem is None
+        assert note is None
     else:
-        assert problem is not None
-        assert problem.startswith(said)
-        assert "'paper'" in problem
+        assert note is not None
+        assert note.startswith(said)
+        assert "'paper'" in note
 
 
 def test_an_unknown_theme_is_said_and_the_default_taken(config: Path):
-    name, problem = load_themes().choose("papper", color_system="truecolor", no_color=False)
-    assert name == DEFAULT_THEME
+    name, problem, note = load_themes().choose("papper", color_system="truecolor", no_color=False)
+    assert (name, note) == (DEFAULT_THEME, None)
     assert problem is not None
     assert "'papper'" in problem
     assert "'paper'" in problem
