@@ -25,6 +25,7 @@ from kvchat.settings import Settings, log_file, remember, remembered
 from kvchat.tui.ascii_filter import AsciiFilter, speaks_unicode
 from kvchat.tui.bridge import EngineUpdate, EventBridge
 from kvchat.tui.clipboard import fill_clipboard, osc52
+from kvchat.tui.hangup import has_hung_up
 from kvchat.tui.kept_cache import KeptCache
 from kvchat.tui.keymap import Keymap
 from kvchat.tui.main_screen import MainScreen
@@ -43,6 +44,12 @@ log = logging.getLogger(__name__)
 _PROBLEMS_SHOWN = 4
 """More of them at once would not fit on a small screen; the log has all."""
 
+
+_STDIN = 0
+_HANGUP_SECONDS = 1.0
+"""How often is looked whether the terminal is still there."""
+_HUNG_UP = 128 + 1
+"""The exit status after a hang-up, told by the signal or not."""
 
 _NOTED = "theme_note"
 """What is remembered: what was told about the theme last, which need not be told again."""
@@ -154,6 +161,13 @@ class KvchatApp(App[None]):
                     loop.add_signal_handler(
                         number, partial(self.exit, return_code=128 + int(number))
                     )
+        if not self.is_headless and os.isatty(_STDIN):
+            self.set_interval(_HANGUP_SECONDS, self._leave_with_the_terminal)
+
+    def _leave_with_the_terminal(self) -> None:
+        if has_hung_up(_STDIN):
+            log.warning("the terminal is gone")
+            self.exit(return_code=_HUNG_UP)
 
     def get_line_filters(self) -> Sequence[LineFilter]:
         """Return what changes lines before they are shown."""

@@ -7,11 +7,13 @@ import os
 import re
 import select
 import signal
+import sqlite3
 import struct
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -47,10 +49,11 @@ _PRIVATE_MODES = re.compile(r"\x1b\[\?([0-9;]+)([hl])")
 class Terminal:
     """kvchat on a terminal of its own.
 
-    `said` is all that it wrote, `screen` what that looks like.
+    `said` is all that it wrote, `screen` what that looks like. One that is not `owned` is not told
+    when the terminal goes.
     """
 
-    def __init__(self, *arguments: str, **environment: str) -> None:
+    def __init__(self, *arguments: str, owned: bool = True, **environment: str) -> None:
         self.screen = pyte.Screen(COLUMNS, ROWS)
         self._stream = pyte.Stream(self.screen)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -67,8 +70,8 @@ class Terminal:
             stderr=self._slave,
             env={**inherited, **_ENVIRONMENT, **environment},
             start_new_session=True,
-            # Makes the terminal the program's own, so that a new size reaches it.
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509
+            # Makes the terminal the program's own, so that a new size and a hang-up reach it.
+            preexec_fn=(lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0)) if owned else None,  # noqa: PLW1509
         )
 
     @property
@@ -129,8 +132,14 @@ class Terminal:
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
-        os.close(self.master)
-        os.close(self._slave)
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """Take the terminal away."""
+        for descriptor in (self.master, self._slave):
+            with suppress(OSError):
+                os.close(descriptor)
+        self.master = self._slave = -1
 
     def _set_size(self, columns: int, rows: int) -> None:
         fcntl.ioctl(self._slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
@@ -147,12 +156,15 @@ class Terminal:
 
 
 @pytest.fixture
-def terminal(tmp_path: Path, default_model_path: Path) -> Iterator[Terminal]:
+def terminal(
+    request: pytest.FixtureRequest, tmp_path: Path, default_model_path: Path
+) -> Iterator[Terminal]:
     models = tmp_path / "data" / "models"
     models.mkdir(parents=True)
     (models / default_model_path.name).symlink_to(default_model_path)
     folders = {f"KVCHAT_{name.upper()}_DIR": str(tmp_path / name) for name in ("config", "cache")}
-    terminal = Terminal(KVCHAT_DATA_DIR=str(tmp_path / "data"), **folders)
+    folders["KVCHAT_DATA_DIR"] = str(tmp_path / "data")
+    terminal = Terminal(owned=getattr(request, "param", True), **folders)
     yield terminal
     terminal.close()
 
@@ -222,3 +234,19 @@ def test_quitting_while_the_model_loads(terminal: Terminal) -> None:
     terminal.press(CTRL_Q)
     assert terminal.wait_for_end() == 0
     assert_left_as_found(terminal)
+
+
+@pytest.mark.parametrize("terminal", [True, False], ids=["told", "untold"], indirect=True)
+def test_a_terminal_that_goes_away_ends_it_and_the_chat_is_kept(
+    terminal: Terminal, tmp_path: Path
+) -> None:
+    terminal.wait_for("Write a message")
+    terminal.press("Tell me a story about a fox.", ENTER)
+    terminal.wait_for(r"a fox\.\s+Assistant\s+\S+ \S+")
+    terminal.hang_up()
+    assert terminal.process.wait(PATIENCE_SECONDS) == 128 + signal.SIGHUP
+    with closing(sqlite3.connect(tmp_path / "data" / "chats.db")) as chats:
+        said = chats.execute("SELECT content FROM nodes ORDER BY row").fetchall()
+    assert said[0][0] == "Tell me a story about a fox."
+    assert len(said[1][0].split()) > 1
+    assert "Traceback" not in (tmp_path / "cache" / "kvchat.log").read_text("utf-8")
