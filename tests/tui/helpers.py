@@ -8,10 +8,13 @@ from time import monotonic
 
 from textual.pilot import Pilot
 
+PATIENCE_SECONDS = 60
+"""A busy machine takes its time; only what will never come takes as long as this."""
+
 
 async def wait_until(pilot: Pilot[object], predicate: Callable[[], object]) -> None:
     """Let the app work until `predicate` holds; fail if it does not in time."""
-    deadline = monotonic() + 5
+    deadline = monotonic() + PATIENCE_SECONDS
     while True:
         await pilot.pause()
         if predicate():
