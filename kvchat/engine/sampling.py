@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.errors import GenerationError, SettingError
-from kvchat.engine.penalties import Scores, penalise
+from kvchat.engine.penalties import Counts, Scores, penalise, penalty_counts
+from kvchat.engine.shortlist import Known, everything, shortlist
 from kvchat.engine.token_ids import as_ids
 from kvchat.engine.types import CANDIDATES, Candidates, SamplingParams
 from kvchat.engine.warpers import Weights, distribution, leading
@@ -59,8 +60,8 @@ class Sampler:
         exactly one number from it.
 
         Args:
-            logits: (V,) or (1, V), any floating type and device; not modified. Logits on another
-                device come over in one copy.
+            logits: (V,) or (1, V), any floating type and device; not modified. From another
+                device they come over in one copy, only those that decide where that is known.
             context: ids of prompt and reply so far, for the penalties.
             params: how to choose.
             generator: source of the draw; None is torch's global one.
@@ -69,28 +70,13 @@ class Sampler:
             GenerationError: no distribution can be made of the logits.
             SettingError: logits of another shape or type, or a context id they do not cover.
         """
-        host = _on_host(logits)
-        model_scores: Scores = host.numpy()
-        if not _is_drawable(model_scores):
-            raise GenerationError(
-                "The model's output is not a number or infinite, so no token can be chosen from "
-                "it; load it with another dtype, such as float32, or check the model's files."
-            )
-        top = leading(model_scores, CANDIDATES)
-        top_logprobs: Scores = torch.log_softmax(host, dim=0).numpy()[top]
+        flat = _checked(logits)
         exempt_ids = () if params.penalise_all else self._exempt_ids
-        scores = penalise(model_scores, context, params, exempt_ids)
-        if not _is_drawable(scores):
-            raise GenerationError(
-                "The penalties leave no token that can be chosen; bring them closer to neutral."
-            )
-        token_id, after = _choose(scores, params, generator)
-        return Draw(
-            id=token_id,
-            logprob=float(top_logprobs[0] - (model_scores[top[0]] - model_scores[token_id])),
-            before=_candidates(top, top_logprobs),
-            after=after,
-        )
+        counts = penalty_counts(context, params, exempt_ids, len(flat))
+        known = None
+        if flat.device.type != "cpu":
+            known = shortlist(flat, counts, params)
+        return _draw_from(known or everything(flat), counts, params, generator)
 
 
 def sample_next_token(  # noqa: PLR0917 (callers outside pass these by position)
@@ -134,18 +120,44 @@ def sample_next_token(  # noqa: PLR0917 (callers outside pass these by position)
     return Sampler(as_ids(exempt_ids)).sample(logits, context, params, generator).id
 
 
+def _draw_from(
+    known: Known, counts: Counts, params: SamplingParams, generator: torch.Generator | None
+) -> Draw:
+    """Choose one of the ids whose logits are known; `counts` are those of penalised ids."""
+    if not _is_drawable(known.scores):
+        raise GenerationError(
+            "The model's output is not a number or infinite, so no token can be chosen from it; "
+            "load it with another dtype, such as float32, or check the model's files."
+        )
+    scores = penalise(known.scores, known.positions(counts), params)
+    if not _is_drawable(scores):
+        raise GenerationError(
+            "The penalties leave no token that can be chosen; bring them closer to neutral."
+        )
+    top = leading(known.scores, CANDIDATES)
+    chosen, likely, likely_logprobs = _choose(scores, params, generator)
+    depth = known.scores[top[0]] - known.scores[[chosen, *top]]
+    logprobs = known.top_logprob - depth
+    return Draw(
+        id=int(known.ids[chosen]),
+        logprob=float(logprobs[0]),
+        before=_candidates((known.ids[i] for i in top), logprobs[1:]),
+        after=_candidates((known.ids[i] for i in likely), likely_logprobs),
+    )
+
+
 def _choose(
     scores: Scores, params: SamplingParams, generator: torch.Generator | None
-) -> tuple[int, Candidates]:
-    """Return the next id and the top of the distribution it comes from; scores are penalised."""
+) -> tuple[int, Iterable[int], Iterable[float]]:
+    """Return the next token's position in the penalised scores, and the top of what it is from."""
     if params.greedy:
-        token_id = int(leading(scores, 1)[0])
-        return token_id, _candidates([token_id], [0.0])
-    ids, scores, weights = distribution(scores, params)
-    token_id = int(ids[draw(weights, generator)])
+        position = int(leading(scores, 1)[0])
+        return position, [position], [0.0]
+    positions, scores, weights = distribution(scores, params)
+    position = positions[draw(weights, generator)]
     top = leading(scores, CANDIDATES)
     top = top[weights[top] > 0]
-    return token_id, _candidates([ids[i] for i in top], np.log(weights[top] / weights.sum()))
+    return position, (positions[i] for i in top), np.log(weights[top] / weights.sum())
 
 
 def draw(weights: Weights, generator: torch.Generator | None) -> int:
@@ -158,8 +170,8 @@ def draw(weights: Weights, generator: torch.Generator | None) -> int:
     return int(np.searchsorted(bounds, target, side="right"))
 
 
-def _on_host(logits: Tensor) -> Tensor:
-    """Return the logits as (V,) in float32 on the CPU, sharing memory where they are so already."""
+def _checked(logits: Tensor) -> Tensor:
+    """Return the logits as (V,), if they are logits."""
     if not isinstance(logits, Tensor):
         raise SettingError(f"Logits to sample from must be a tensor, not {type(logits).__name__}.")
     if not logits.is_floating_point() or logits.shape not in ((n := logits.numel(),), (1, n)):
@@ -169,7 +181,7 @@ def _on_host(logits: Tensor) -> Tensor:
         )
     if not logits.numel():
         raise SettingError("There are no logits to sample from; the vocabulary is empty.")
-    return logits.detach().reshape(-1).to("cpu", torch.float32)
+    return logits.detach().reshape(-1)
 
 
 def _is_drawable(scores: Scores) -> bool:

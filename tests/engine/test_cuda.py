@@ -7,14 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import RandomWeights, tiny_config
+from tiny import ByteStream, RandomWeights, tiny_config
 from torch import Tensor
 
 from kvchat.engine.cuda.graphs import GraphRecorder
+from kvchat.engine.engine import Engine
 from kvchat.engine.kv_cache import KVCache
 from kvchat.engine.model import Transformer
+from kvchat.engine.sampling import Sampler
 from kvchat.engine.static_step import StaticStep
 from kvchat.engine.step import DecodeStep, EagerStep
+from kvchat.engine.types import SamplingParams, TokenGenerated
 from kvchat.models.load import pick_step
 from kvchat.models.weights import build_transformer
 
@@ -113,3 +116,38 @@ def test_what_cannot_be_captured_goes_on_eagerly(caplog: pytest.LogCaptureFixtur
     assert torch.cuda.current_stream() == stream
     b = run(EagerStep(plain), plain.new_cache(), [1, 2, 3])
     torch.testing.assert_close(a, b, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"temperature": 0}, {"top_k": 0, "top_p": 0.8}, {"top_k": 3}], ids=str
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sampling_on_the_device_draws_what_the_host_draws(
+    dtype: torch.dtype, changes: dict[str, Any]
+) -> None:
+    params, sampler = SamplingParams(**changes), Sampler(range(5))
+    for seed in range(50):
+        noise = torch.randn(50_000, generator=torch.Generator().manual_seed(seed))
+        logits, context = (noise * 4).to(dtype), random_ids(300, seed)
+        draws = [
+            sampler.sample(logits.to(device), context, params, torch.Generator().manual_seed(seed))
+            for device in ("cuda", "cpu")
+        ]
+        assert draws[0].id == draws[1].id
+        assert draws[0].after == draws[1].after
+        assert draws[0].before.ids == draws[1].before.ids
+        assert draws[0].logprob == pytest.approx(draws[1].logprob, abs=1e-4)
+
+
+def test_the_same_greedy_text_as_on_a_cpu() -> None:
+    params = SamplingParams(temperature=0, repetition_penalty=1.3, max_tokens=120)
+    texts = []
+    for device in ("cuda", "cpu"):
+        source = RandomWeights(tiny_config(), 3)
+        plain = build_transformer(
+            source, dtype=torch.float32, quant="none", device=torch.device(device)
+        )
+        engine = Engine(plain, step=pick_step(plain, kernels=False))
+        events = engine.generate(random_ids(200), lambda: params, ByteStream())
+        texts.append([event.id for event in events if isinstance(event, TokenGenerated)])
+    assert texts[0] == texts[1]

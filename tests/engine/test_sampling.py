@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvchat.engine.errors import GenerationError, SettingError
-from kvchat.engine.penalties import penalise
+from kvchat.engine.penalties import penalise, penalty_counts
 from kvchat.engine.sampling import Draw, Sampler, sample_next_token
 from kvchat.engine.types import SamplingParams
 from kvchat.engine.warpers import distribution, leading
@@ -198,7 +198,9 @@ class TestPenalties:
     LOGITS = np.array([2.0, -2.0, 0.0, 4.0], dtype=np.float32)
 
     def apply(self, context: list[int], exempt_ids: tuple[int, ...] = (), **changes: Any) -> Any:
-        return penalise(self.LOGITS, context, neutral(**changes), exempt_ids).tolist()
+        params = neutral(**changes)
+        counts = penalty_counts(context, params, exempt_ids, len(self.LOGITS))
+        return penalise(self.LOGITS, counts, params).tolist()
 
     def test_repetition_weakens_either_sign(self) -> None:
         assert self.apply([0, 1, 2], repetition_penalty=2.0) == [1.0, -4.0, 0.0, 4.0]

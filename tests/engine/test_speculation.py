@@ -16,7 +16,7 @@ from tiny import VOCAB, ByteStream, tiny_engine
 
 from kvchat.engine.engine import Engine
 from kvchat.engine.errors import OutOfMemoryError
-from kvchat.engine.penalties import penalise
+from kvchat.engine.penalties import penalise, penalty_counts
 from kvchat.engine.sampling import Draw, Sampler
 from kvchat.engine.speculation import SIZES, NgramIndex, Speculation, expected_tokens
 from kvchat.engine.types import (
@@ -252,7 +252,8 @@ def test_joint_probabilities_are_those_of_the_model_step_by_step():
         for drawn, p in expected.items():
             context = [*ids, *drawn]
             logits = drafting.sampler.inclined(drafting.score(context)[-1], context)
-            scores = penalise(logits.numpy(), context, params, ())
+            counts = penalty_counts(context, params, (), len(logits))
+            scores = penalise(logits.numpy(), counts, params)
             kept, _, weights = distribution(scores, params)
             for token_id, weight in zip(kept, weights / weights.sum(), strict=True):
                 longer[*drawn, int(token_id)] = p * float(weight)
