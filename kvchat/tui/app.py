@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_PROBLEMS_SHOWN = 4
-"""More of them at once would not fit on a small screen; the log has all."""
+_ROWS_PER_PROBLEM = 6
+"""Of the screen: more of them at once would cover the prompt; the log has all."""
 
 
 _STDIN = 0
@@ -139,7 +139,7 @@ class KvchatApp(App[None]):
     def _tell_problems(self) -> None:
         for problem in self._problems:
             log.warning("settings: %s", problem)
-        shown = self._problems[:_PROBLEMS_SHOWN]
+        shown = self._problems[: max(1, min(4, self.size.height // _ROWS_PER_PROBLEM - 1))]
         if more := len(self._problems) - len(shown):
             shown.append(f"And {more} more; they are in the log, which `kvchat doctor` names.")
         if shown:

@@ -575,7 +575,7 @@ async def test_every_key_of_the_screen_works_wherever_the_focus_is(llm, focused)
 
 
 async def test_the_line_of_keys_shows_what_is_needed_most_now(llm):
-    dictate(llm, "word " * 30)
+    dictate(llm, "word " * 20)
     async with chat((60, 20)) as c:
         line = c.screen.query_one(KeyLine)
 
@@ -628,7 +628,27 @@ async def test_many_problems_with_the_settings_are_one_notification(llm):
         await wait_until(pilot, lambda: app._notifications)
         (told,) = app._notifications
         assert "problem 0" in told.message
-        assert "5 more" in told.message
+        assert "6 more" in told.message
+
+
+@pytest.mark.parametrize("size", [(120, 36), (80, 24), (60, 20)])
+async def test_many_notifications_stay_off_the_prompt_and_the_newest_is_in_view(llm, size):
+    settings, _ = Settings.load({})
+    app = KvchatApp(settings, [f"problem {n}: " + "word " * 20 for n in range(4)])
+    async with app.run_test(size=size, notifications=True) as pilot:
+        await wait_until(pilot, lambda: app.screen.query("Toast"))
+        app.notify("The model is gone; fetch it again.", severity="error")
+        await wait_until(pilot, lambda: len(app.screen.query("Toast")) == 2)
+        prompt, newest = app.screen.prompt.region, app.screen.query("Toast").last()
+
+        def is_whole() -> bool:
+            region = newest.region
+            corners = region.offset, region.bottom_right - (1, 1)
+            return all(app.screen.get_widget_at(*corner)[0] is newest for corner in corners)
+
+        await wait_until(pilot, is_whole)
+        assert newest.region.bottom <= prompt.y
+        assert newest.region.right <= prompt.right + 1
 
 
 async def test_a_terminal_of_few_colours_is_told_of_once(llm, monkeypatch):
