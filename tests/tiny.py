@@ -68,7 +68,7 @@ class RandomWeights:
         weight = 1 + 0.1 * noise if len(shape) == 1 else noise * 2 / shape[1] ** 0.5
         return weight.to(dtype)[rows]
 
-    def int4(self, name: str) -> None:
+    def blocks(self, name: str, rows: slice = ALL) -> None:
         return None
 
     def bits(self, name: str) -> float:

@@ -39,6 +39,12 @@ MODEL: Flags = {
     "quant": _flag(
         str, "Model", "How to hold the weights in memory.", metavar="auto|none|int8|int4"
     ),
+    "kv": _flag(
+        str,
+        "Model",
+        "Type of the cached keys and values.",
+        metavar="auto|float32|bfloat16|float16",
+    ),
     "ctx": _flag(int, "Model", "Context length in tokens.", metavar="N"),
     "threads": _flag(int, "Model", "Compute threads.", metavar="N"),
 }

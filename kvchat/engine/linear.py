@@ -7,7 +7,8 @@ a weight gets is decided when the model is loaded.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -21,11 +22,35 @@ INT4_GROUP = 32
 ROWS_PER_TILE = 16
 """Rows that our own kernels multiply side by side."""
 
-GROUP_BYTES = {4: 320, 8: 544}
-"""Bytes of a group of 32 inputs of those rows: numbers, scales and, with 4 bits, minima."""
-
 SLAB = 2048
 """Rows that are rounded at a time; whole tiles."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Rows of a weight as small whole numbers, which files and our kernels hold alike.
+
+    A weight is q × scale + minimum, or (q - 2^(bits - 1)) × scale where there are no minima.
+    """
+
+    q: Tensor
+    """(rows, in_features) uint8, below 2^bits."""
+    scale: Tensor
+    """(rows, in_features / 32); with 6 bits (rows, in_features / 16)."""
+    minimum: Tensor | None
+    """(rows, in_features / 32)."""
+    bits: int
+    """4, 5, 6 or 8."""
+
+    @property
+    def form(self) -> tuple[int, bool]:
+        """Bits, and whether there are minima: what rows must agree in to be one layer."""
+        return self.bits, self.minimum is not None
+
+    def at(self, rows: Tensor) -> Blocks:
+        """Choose rows by their indices."""
+        minimum = None if self.minimum is None else self.minimum[rows]
+        return Blocks(self.q[rows], self.scale[rows], minimum, self.bits)
 
 
 class Linear(nn.Module):
@@ -69,19 +94,14 @@ class Int4Linear(nn.Module):
         return out_features % 16 == 0 and in_features % INT4_GROUP == 0
 
     @classmethod
-    def pack(
-        cls, q: Tensor, scale: Tensor, minimum: Tensor, bias: Tensor | None = None
-    ) -> Int4Linear:
-        """Take weights q × scale + minimum.
-
-        `q` is (out_features, in_features) uint8 from 0 to 15, `scale` and `minimum`
-        (out_features, in_features / 32).
-        """
-        # In slabs: it takes four bytes for a number, which whole would be the peak of all memory.
-        convert = torch._convert_weight_to_int4pack_for_cpu
-        packed = torch.cat([convert(rows.to(torch.int32), 1) for rows in q.split(SLAB)])
-        pair = torch.stack([scale, minimum + 8 * scale], dim=-1)
-        return cls(packed, pair.to(torch.bfloat16).transpose(0, 1).contiguous(), bias)
+    def pack(cls, slabs: Iterable[Blocks], bias: Tensor | None = None) -> Int4Linear:
+        """Take blocks of 4 bits, which come as slabs of a multiple of 16 rows each."""
+        packed, pairs = [], []
+        for slab in slabs:
+            zero = 0 * slab.scale if slab.minimum is None else slab.minimum + 8 * slab.scale
+            pairs.append(torch.stack([slab.scale, zero], dim=-1).to(torch.bfloat16))
+            packed.append(torch._convert_weight_to_int4pack_for_cpu(slab.q.to(torch.int32), 1))
+        return cls(torch.cat(packed), torch.cat(pairs).transpose(0, 1).contiguous(), bias)
 
     @classmethod
     def quantise(cls, weight: Tensor, bias: Tensor | None = None) -> Int4Linear:
@@ -90,7 +110,8 @@ class Int4Linear(nn.Module):
         low, high = groups.aminmax(dim=-1)
         scale = ((high - low) / 15).clamp(min=1e-12)
         q = ((groups - low[..., None]) / scale[..., None]).round().clamp(0, 15)
-        return cls.pack(q.flatten(1).to(torch.uint8), scale, low, bias)
+        blocks = Blocks(q.flatten(1).to(torch.uint8), scale, low, 4)
+        return cls.pack(in_slabs(blocks), bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiply in bfloat16; the operator is thirty times slower with other activations."""
@@ -137,8 +158,8 @@ class Int8Linear(nn.Module):
         """Round dense rows, which come as slabs of any number of rows, to 8 bits."""
         rounded = [_round_to_bytes(slab) for slab in slabs]
         u, scale, minimum = (torch.cat(parts) for parts in zip(*rounded, strict=True))
-        high = Int4Linear.pack(u >> 4, 16 * scale, minimum)
-        low = Int4Linear.pack(u & 15, scale, torch.zeros_like(scale))
+        high = Int4Linear.pack(in_slabs(Blocks(u >> 4, 16 * scale, minimum, 4)))
+        low = Int4Linear.pack(in_slabs(Blocks(u & 15, scale, torch.zeros_like(scale), 4)))
         return cls(high.packed, high.scale_zero, low.packed, low.scale_zero, bias)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -151,19 +172,20 @@ class Int8Linear(nn.Module):
 
 
 class PackedLinear(nn.Module):
-    """4 or 8 bits in groups of 32 inputs, in the layout of our own kernels.
+    """Blocks of 4, 5, 6 or 8 bits, in the layout of our own kernels.
 
-    4-bit weights are q × scale + minimum, 8-bit ones (q - 128) × scale; scales are float16, as in
-    most files, so that blocks of Q4_0, Q4_1 and Q8_0 are held exactly. Activations are rounded to
-    14 bits per group for a few rows; many rows are multiplied by an unpacked copy, which lives for
-    one call.
+    Scales and minima are float16, as in most files, so that blocks of Q4_0, Q4_1, Q5_0, Q5_1 and
+    Q8_0 are held exactly. Activations are rounded to 14 bits per group.
     """
 
-    FEW = 16
-    """Up to this many rows the packed weights are multiplied as they are."""
-
-    def __init__(
-        self, blocks: Tensor, bits: int, out_features: int, bias: Tensor | None = None
+    def __init__(  # noqa: PLR0917 (in the order of `Blocks.form`)
+        self,
+        blocks: Tensor,
+        bits: int,
+        minima: bool,
+        out_features: int,
+        in_features: int,
+        bias: Tensor | None = None,
     ) -> None:
         super().__init__()
         self.register_buffer("blocks", blocks)
@@ -171,8 +193,9 @@ class PackedLinear(nn.Module):
         self.blocks: Tensor
         self.bias: Tensor | None
         self.bits = bits
+        self.minima = minima
         self.out_features = out_features
-        self.in_features = blocks.shape[1] // GROUP_BYTES[bits] * INT4_GROUP
+        self.in_features = in_features
 
     @classmethod
     def fits(cls, in_features: int) -> bool:
@@ -181,11 +204,18 @@ class PackedLinear(nn.Module):
 
     @classmethod
     def pack(
-        cls, q: Tensor, scale: Tensor, minimum: Tensor, bits: int, bias: Tensor | None = None
+        cls, slabs: Iterable[Blocks], out_features: int, bias: Tensor | None = None
     ) -> PackedLinear:
-        """Take q (out_features, in_features) uint8, scale and minimum (out, in_features / 32)."""
-        blocks = torch.ops.kvchat.pack(q, scale, minimum, bits)
-        return cls(blocks, bits, len(q), bias)
+        """Take blocks of one form, which come as slabs of a multiple of 16 rows each."""
+        done, blocks = 0, torch.empty(0)
+        for slab in slabs:
+            packed = torch.ops.kvchat.pack(slab.q, slab.scale, slab.minimum, slab.bits)
+            if not done:
+                tiles = -(-out_features // ROWS_PER_TILE)
+                blocks = packed.new_empty(tiles, packed.shape[1])
+            blocks[done : done + len(packed)] = packed
+            done += len(packed)
+        return cls(blocks, *slab.form, out_features, slab.q.shape[1], bias)
 
     @classmethod
     def quantise(
@@ -195,34 +225,40 @@ class PackedLinear(nn.Module):
         bits: int,
         bias: Tensor | None = None,
     ) -> PackedLinear:
-        """Round dense rows, which come as slabs of a multiple of 16 rows each."""
-        done, blocks = 0, torch.empty(0)
-        for slab in slabs:
-            packed = torch.ops.kvchat.pack(*_round_groups(slab, bits), bits)
-            if not done:
-                tiles = -(-out_features // ROWS_PER_TILE)
-                blocks = packed.new_empty(tiles, packed.shape[1])
-            blocks[done : done + len(packed)] = packed
-            done += len(packed)
-        return cls(blocks, bits, out_features, bias)
+        """Round dense rows to 4 or 8 bits; slabs as in `pack`."""
+        return cls.pack((_round_groups(slab, bits) for slab in slabs), out_features, bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Multiply; many rows in float32 where the CPU would only imitate bfloat16."""
-        threads = torch.get_num_threads()
-        if len(x) <= self.FEW:
-            y: Tensor = torch.ops.kvchat.linear(
-                x, self.blocks, self.bits, self.out_features, threads
-            )
-        else:
-            weight = torch.ops.kvchat.unpack(self.blocks, self.bits, self.out_features, threads)
-            dtype = torch.bfloat16 if multiplies_bfloat16() else torch.float32
-            y = F.linear(x.to(dtype), weight.to(dtype))
+        """Multiply; returns float32."""
+        y: Tensor = torch.ops.kvchat.linear(
+            x, self.blocks, self.bits, self.minima, self.out_features, torch.get_num_threads()
+        )
         return y if self.bias is None else y + self.bias
 
     def rows(self, ids: Tensor) -> Tensor:
         """Look up rows by ids (T,), as an embedding does."""
-        found: Tensor = torch.ops.kvchat.embed(self.blocks, self.bits, self.out_features, ids)
+        found: Tensor = torch.ops.kvchat.embed(
+            self.blocks, self.bits, self.minima, self.out_features, ids
+        )
         return found
+
+
+class Stacked(nn.Module):
+    """Layers of different classes that multiply the same activations, one below another."""
+
+    def __init__(self, parts: Sequence[AnyLinear]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply by every part; returns (T, the sum of their out_features) float32."""
+        return torch.cat([part(x).float() for part in self.parts], dim=1)
+
+
+def in_slabs(blocks: Blocks) -> Iterator[Blocks]:
+    """Take blocks apart into slabs: what packing needs for one is the peak of all memory."""
+    for rows in torch.arange(len(blocks.q)).split(SLAB):
+        yield blocks.at(rows)
 
 
 def _round_to_bytes(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -246,20 +282,20 @@ def _round_to_bytes(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return u, torch.where(nearer, scale_b, scale_a), torch.where(nearer, minimum_b, minimum_a)
 
 
-def _round_groups(weight: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Round rows to q uint8, scale and minimum: symmetric with 8 bits, from low to high with 4."""
+def _round_groups(weight: Tensor, bits: int) -> Blocks:
+    """Round rows: symmetric with 8 bits, from the lowest of a group to its highest with 4."""
     groups = weight.float().unflatten(1, (-1, INT4_GROUP))  # (out, in / 32, 32)
     if bits == 8:
         scale = (groups.abs().amax(dim=-1) / 127).half()
         q = (groups / scale.float().clamp(min=1e-12)[..., None]).round_().clamp_(-127, 127) + 128
-        return q.flatten(1).to(torch.uint8), scale, scale
+        return Blocks(q.flatten(1).to(torch.uint8), scale, None, 8)
     low, high = groups.aminmax(dim=-1)
     scale, low = ((high - low) / 15).half(), low.half()
     q = (groups - low.float()[..., None]) / scale.float().clamp(min=1e-12)[..., None]
-    return q.round_().clamp_(0, 15).flatten(1).to(torch.uint8), scale, low
+    return Blocks(q.round_().clamp_(0, 15).flatten(1).to(torch.uint8), scale, low, 4)
 
 
-AnyLinear = Linear | Int8Linear | Int4Linear | PackedLinear
+AnyLinear = Linear | Int8Linear | Int4Linear | PackedLinear | Stacked
 
 AnyEmbedding = Linear | PackedLinear
 """What rows can be looked up in."""

@@ -35,6 +35,8 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(blocks)
         self.norm = norm
         self.head = head
+        # On a CPU, torch's attention of one token is slower over bfloat16 than over float32.
+        self.cache_dtype = torch.float32 if self.device.type == "cpu" else dtype
 
     @property
     def device(self) -> torch.device:
@@ -42,12 +44,10 @@ class Transformer(nn.Module):
         return self.norm.weight.device
 
     def new_cache(self, max_seq_len: int | None = None) -> KVCache:
-        """Return an empty cache that suits this model and its device.
-
-        On a CPU it is float32: attention over bfloat16 keys is slower there.
-        """
-        dtype = torch.float32 if self.device.type == "cpu" else self.dtype
-        return KVCache(self.config, dtype=dtype, device=self.device, max_seq_len=max_seq_len)
+        """Return an empty cache for this model on its device."""
+        return KVCache(
+            self.config, dtype=self.cache_dtype, device=self.device, max_seq_len=max_seq_len
+        )
 
     @torch.inference_mode()
     def forward(

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kvchat.engine.kv_cache import KVCache
+from kvchat.engine.linear import multiplies_bfloat16
 
 if TYPE_CHECKING:
     from kvchat.engine.layers import Attention, RMSNorm
@@ -78,17 +79,20 @@ class _RowOps:
         return x + y
 
     def heads(self, qkv: Tensor, attention: Attention) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotated queries (n_heads, T, head_dim), and keys and values (n_kv_heads, T, head_dim)."""
+        """Rotated queries (n_heads, T, head_dim), and keys and values (n_kv_heads, T, head_dim).
+
+        Queries are of the type that attention is computed in, the others of the cache's.
+        """
         a = attention
         heads = qkv.float().view(len(qkv), -1, a.head_dim)  # (T, n_heads + 2 n_kv, head_dim)
         qk, v = heads.split([a.n_heads + a.n_kv_heads, a.n_kv_heads], dim=1)
         if a.q_norm is not None and a.k_norm is not None:
             q, k = qk.split([a.n_heads, a.n_kv_heads], dim=1)
             qk = torch.cat([self.rms_norm(q, a.q_norm), self.rms_norm(k, a.k_norm)], dim=1)
-        dtype = self.cache.dtype
-        qk = rotate(qk, self.cis).to(dtype).transpose(0, 1)  # (n_heads + n_kv, T, head_dim)
+        qk = rotate(qk, self.cis).transpose(0, 1)  # (n_heads + n_kv, T, head_dim)
         q, k = qk.split([a.n_heads, a.n_kv_heads])
-        return q, k, v.to(dtype).transpose(0, 1)
+        dtype = self.cache.dtype
+        return q.to(attention_dtype(self.cache)), k.to(dtype), v.to(dtype).transpose(0, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +116,7 @@ class TorchOps(_RowOps):
         mask = None
         if T > 1:
             mask = causal_mask(cache.length, T, keys.shape[1], a.window, qkv.device)
-        return attention_of(q, keys, values, mask)
+        return attention_of(q, keys.to(q.dtype), values.to(q.dtype), mask)
 
 
 class StaticOps(_RowOps):
@@ -146,7 +150,8 @@ class StaticOps(_RowOps):
         a, span = attention, len(self._place)
         q, k, v = self.heads(qkv, a)
         keys, values = self.cache.write(a.layer, self.position, k, v)
-        return attention_of(q, keys[:, :span], values[:, :span], self._mask(a.window))
+        keys, values = keys[:, :span].to(q.dtype), values[:, :span].to(q.dtype)
+        return attention_of(q, keys, values, self._mask(a.window))
 
     def _mask(self, window: int | None) -> Tensor:
         """What is added to the scores, (1, span): 0 where a key is seen; made once for a token."""
@@ -154,8 +159,8 @@ class StaticOps(_RowOps):
             seen = self._place <= self.position
             if window is not None:
                 seen &= self._place > self.position - window
-            hidden = torch.zeros_like(seen, dtype=self.cache.dtype).masked_fill_(~seen, -torch.inf)
-            self._masks[window] = hidden[None]
+            hidden = torch.zeros(len(seen), dtype=attention_dtype(self.cache), device=seen.device)
+            self._masks[window] = hidden.masked_fill_(~seen, -torch.inf)[None]
         return self._masks[window]
 
 
@@ -197,6 +202,13 @@ def attention_of(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor
         q[None], k[None], v[None], attn_mask=mask, enable_gqa=n_heads != n_kv_heads
     )
     return out[0].transpose(0, 1).reshape(T, n_heads * head_dim)
+
+
+def attention_dtype(cache: KVCache) -> torch.dtype:
+    """Return the type that attention over a cache is computed in: one the device multiplies in."""
+    if cache.device.type != "cpu" or (cache.dtype == torch.bfloat16 and multiplies_bfloat16()):
+        return cache.dtype
+    return torch.float32
 
 
 def causal_mask(start: int, T: int, S: int, window: int | None, device: torch.device) -> Tensor:

@@ -6,7 +6,7 @@ returns the logits of the next token. Eager execution is the reference that othe
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from kvchat.engine.linear import (
     Int8Linear,
     Linear,
     PackedLinear,
+    Stacked,
 )
 from kvchat.engine.model import Transformer
 
@@ -52,10 +53,10 @@ class Plan(Protocol):
     """
 
     def embed_rows(self, weight: Tensor) -> Tensor: ...
-    def embed_packed(self, blocks: Tensor, bits: int, rows: int) -> Tensor: ...
+    def embed_packed(self, blocks: Tensor, bits: int, minima: bool, rows: int) -> Tensor: ...
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
-    def linear_packed(
-        self, x: Tensor, blocks: Tensor, bits: int, rows: int, bias: Tensor | None
+    def linear_packed(  # noqa: PLR0917 (native methods take no names)
+        self, x: Tensor, blocks: Tensor, bits: int, minima: bool, rows: int, bias: Tensor | None
     ) -> Tensor: ...
     def linear_dense(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor: ...
     def attend(  # noqa: PLR0917 (native methods take no names)
@@ -72,6 +73,7 @@ class Plan(Protocol):
     ) -> Tensor: ...
     def swiglu(self, gate_up: Tensor) -> Tensor: ...
     def add(self, x: Tensor, y: Tensor) -> Tensor: ...
+    def join(self, parts: list[Tensor]) -> Tensor: ...
     def run(self, token_id: int, position: int, threads: int) -> None: ...
 
 
@@ -120,7 +122,9 @@ class _Recorder:
 
     def embed(self, layer: AnyEmbedding) -> Tensor:
         if isinstance(layer, PackedLinear):
-            return self.plan.embed_packed(layer.blocks, layer.bits, layer.out_features)
+            return self.plan.embed_packed(
+                layer.blocks, layer.bits, layer.minima, layer.out_features
+            )
         return self.plan.embed_rows(layer.weight)
 
     def rms_norm(self, x: Tensor, norm: RMSNorm) -> Tensor:
@@ -129,8 +133,10 @@ class _Recorder:
     def linear(self, x: Tensor, layer: AnyLinear) -> Tensor:
         if isinstance(layer, PackedLinear):
             return self.plan.linear_packed(
-                x, layer.blocks, layer.bits, layer.out_features, layer.bias
+                x, layer.blocks, layer.bits, layer.minima, layer.out_features, layer.bias
             )
+        if isinstance(layer, Stacked):
+            return self.plan.join([self.linear(x, cast(AnyLinear, p)) for p in layer.parts])
         assert isinstance(layer, Linear)
         return self.plan.linear_dense(x, layer.weight, layer.bias)
 

@@ -3,8 +3,8 @@
 A tensor's row is a run of blocks, each a few scales and small integers packed together. Layouts
 and the order of the floating-point operations are those of ggml (ggml-common.h, ggml-quants.c),
 so results are the same to the last bit. Every function below takes blocks as uint8
-(n, bytes per block) and returns float32 (n, elements per block), in plain torch operations that
-run on any device.
+(n, bytes per block) and returns float32 (n, elements per block), or the parts that make it, in
+plain torch operations that run on any device.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from kvchat.engine.linear import Blocks
 from kvchat.models.gguf_types import GGMLType
 
 SLAB_ELEMENTS = 1 << 19
@@ -37,29 +38,23 @@ def dequantize(blocks: Tensor, ggml_type: GGMLType, dtype: torch.dtype = torch.f
     return out.view(len(blocks), -1)
 
 
-def q4_parts(blocks: Tensor, ggml_type: GGMLType) -> tuple[Tensor, Tensor, Tensor]:
-    """Take Q4_0, Q4_1 or Q4_K rows apart, exactly: weight = q * scale + minimum.
+def blocks_of(rows: Tensor, ggml_type: GGMLType) -> Blocks | None:
+    """Take rows apart, exactly, into whole numbers, scales and minima.
 
     Args:
-        blocks: uint8 (rows, bytes per row).
-        ggml_type: one of the three.
+        rows: uint8 (rows, bytes per row).
+        ggml_type: any type.
 
     Returns:
-        q, uint8 (rows, columns) from 0 to 15; scale and minimum, float32 (rows, columns / 32).
+        The blocks, scales and minima in float32, or None for a type that holds anything else.
     """
-    rows = blocks.shape[0]
-    flat = blocks.reshape(-1, ggml_type.block_bytes)
-    if ggml_type is GGMLType.Q4_0:
-        q, scale = _nibbles(flat[:, 2:], 16), _half(flat, 0)
-        minimum = scale * -8
-    elif ggml_type is GGMLType.Q4_1:
-        q, scale, minimum = _nibbles(flat[:, 4:], 16), _half(flat, 0), _half(flat, 2)
-    elif ggml_type is GGMLType.Q4_K:
-        q, (scale, minimum) = _nibbles(flat[:, 16:], 32), _k_scales(flat)
-        minimum = -minimum
-    else:
-        raise ValueError(f"{ggml_type.name} has no 4-bit integers in groups of 32")
-    return q.view(rows, -1), scale.reshape(rows, -1), minimum.reshape(rows, -1)
+    if ggml_type not in _PARTS:
+        return None
+    take, bits = _PARTS[ggml_type]
+    q, scale, minimum = take(rows.reshape(-1, ggml_type.block_bytes))
+    n = len(rows)
+    minimum = None if minimum is None else minimum.reshape(n, -1)
+    return Blocks(q.view(n, -1), scale.reshape(n, -1), minimum, bits)
 
 
 def _half(blocks: Tensor, at: int) -> Tensor:
@@ -84,7 +79,7 @@ def _scaled(q: Tensor, scale: Tensor, minimum: Tensor | None = None) -> Tensor:
     """Scale q (n, elements) group by group, with scale and minimum (n, groups)."""
     groups = q.view(*scale.shape, -1).float().mul_(scale.unsqueeze(2))
     if minimum is not None:
-        groups.sub_(minimum.unsqueeze(2))
+        groups.add_(minimum.unsqueeze(2))
     return groups.flatten(1)
 
 
@@ -92,41 +87,45 @@ def _stored(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
     return lambda blocks: blocks.view(dtype)
 
 
-def _q4_0(blocks: Tensor) -> Tensor:
+Parts = tuple[Tensor, Tensor, Tensor | None]
+"""Of n blocks: q (n, elements) uint8, scale and minimum (n, groups) float32; see `Blocks`."""
+
+
+def _q4_0(blocks: Tensor) -> Parts:
     """Float16 scale; 32 integers of 4 bits, offset by 8."""
-    return _scaled(_nibbles(blocks[:, 2:], 16).view(torch.int8) - 8, _half(blocks, 0))
+    return _nibbles(blocks[:, 2:], 16), _half(blocks, 0), None
 
 
-def _q4_1(blocks: Tensor) -> Tensor:
+def _q4_1(blocks: Tensor) -> Parts:
     """Float16 scale and minimum; 32 integers of 4 bits."""
-    return _scaled(_nibbles(blocks[:, 4:], 16), _half(blocks, 0)).add_(_half(blocks, 2))
+    return _nibbles(blocks[:, 4:], 16), _half(blocks, 0), _half(blocks, 2)
 
 
-def _q5_0(blocks: Tensor) -> Tensor:
+def _q5_0(blocks: Tensor) -> Parts:
     """Float16 scale; 32 fifth bits; 32 times the lower 4 bits; offset by 16."""
     q = _nibbles(blocks[:, 6:], 16) | _fifth_bits(blocks[:, 2:6])
-    return _scaled(q.view(torch.int8) - 16, _half(blocks, 0))
+    return q, _half(blocks, 0), None
 
 
-def _q5_1(blocks: Tensor) -> Tensor:
+def _q5_1(blocks: Tensor) -> Parts:
     """Float16 scale and minimum; 32 fifth bits; 32 times the lower 4 bits."""
     q = _nibbles(blocks[:, 8:], 16) | _fifth_bits(blocks[:, 4:8])
-    return _scaled(q, _half(blocks, 0)).add_(_half(blocks, 2))
+    return q, _half(blocks, 0), _half(blocks, 2)
 
 
 def _fifth_bits(packed: Tensor) -> Tensor:
     return _bit_fields(packed, 1, 1) << 4
 
 
-def _q8_0(blocks: Tensor) -> Tensor:
+def _q8_0(blocks: Tensor) -> Parts:
     """Float16 scale; 32 signed bytes."""
-    return _scaled(blocks[:, 2:].view(torch.int8), _half(blocks, 0))
+    return blocks[:, 2:] ^ 128, _half(blocks, 0), None
 
 
 def _q2_k(blocks: Tensor) -> Tensor:
     """16 times 4-bit scale and 4-bit minimum; 256 integers of 2 bits; the float16s of both."""
     scale = _half(blocks, 80) * (blocks[:, :16] & 15)
-    minimum = _half(blocks, 82) * (blocks[:, :16] >> 4)
+    minimum = -(_half(blocks, 82) * (blocks[:, :16] >> 4))
     return _scaled(_bit_fields(blocks[:, 16:80], 32, 2), scale, minimum)
 
 
@@ -141,15 +140,15 @@ def _q3_k(blocks: Tensor) -> Tensor:
     return _scaled(q, scale)
 
 
-def _q4_k(blocks: Tensor) -> Tensor:
+def _q4_k(blocks: Tensor) -> Parts:
     """Float16 scales of scales and minima; 8 times 6 bits of each; 256 integers of 4 bits."""
-    return _scaled(_nibbles(blocks[:, 16:], 32), *_k_scales(blocks))
+    return _nibbles(blocks[:, 16:], 32), *_k_scales(blocks)
 
 
-def _q5_k(blocks: Tensor) -> Tensor:
+def _q5_k(blocks: Tensor) -> Parts:
     """As Q4_K, with 256 fifth bits before the lower four."""
     fifth = _bit_fields(blocks[:, 16:48], 32, 1) << 4
-    return _scaled(_nibbles(blocks[:, 48:], 32) | fifth, *_k_scales(blocks))
+    return _nibbles(blocks[:, 48:], 32) | fifth, *_k_scales(blocks)
 
 
 def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
@@ -161,14 +160,14 @@ def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
     first, second, third = blocks[:, 4:16].chunk(3, dim=1)
     scale = torch.cat((first & 63, (third & 15) | ((first >> 2) & 48)), dim=1)
     minimum = torch.cat((second & 63, (third >> 4) | ((second >> 2) & 48)), dim=1)
-    return _half(blocks, 0) * scale, _half(blocks, 2) * minimum
+    return _half(blocks, 0) * scale, -(_half(blocks, 2) * minimum)
 
 
-def _q6_k(blocks: Tensor) -> Tensor:
+def _q6_k(blocks: Tensor) -> Parts:
     """256 times the lower 4 bits, the upper 2 bits, 16 signed bytes of scales, their float16."""
     q = _nibbles(blocks[:, :128], 64) | _bit_fields(blocks[:, 128:192], 32, 2) << 4
     scale = _half(blocks, 208) * blocks[:, 192:208].view(torch.int8)
-    return _scaled(q.view(torch.int8) - 32, scale)
+    return q, scale, None
 
 
 def _iq4_nl(blocks: Tensor) -> Tensor:
@@ -190,6 +189,28 @@ def _iq4_levels(q: Tensor) -> Tensor:
     return levels.index_select(0, q.flatten().int()).view_as(q)
 
 
+def _rebuilt(take: Callable[[Tensor], Parts], bits: int) -> Callable[[Tensor], Tensor]:
+    def decode(blocks: Tensor) -> Tensor:
+        q, scale, minimum = take(blocks)
+        if minimum is None:  # of 8 bits, the difference wraps around to what it should be
+            q = (q - (1 << (bits - 1))).view(torch.int8)
+        return _scaled(q, scale, minimum)
+
+    return decode
+
+
+_PARTS: dict[GGMLType, tuple[Callable[[Tensor], Parts], int]] = {
+    GGMLType.Q4_0: (_q4_0, 4),
+    GGMLType.Q4_1: (_q4_1, 4),
+    GGMLType.Q4_K: (_q4_k, 4),
+    GGMLType.Q5_0: (_q5_0, 5),
+    GGMLType.Q5_1: (_q5_1, 5),
+    GGMLType.Q5_K: (_q5_k, 5),
+    GGMLType.Q6_K: (_q6_k, 6),
+    GGMLType.Q8_0: (_q8_0, 8),
+}
+"""Types that are whole numbers with a scale, and how many bits those have."""
+
 _DECODE: dict[GGMLType, Callable[[Tensor], Tensor]] = {
     GGMLType.F32: _stored(torch.float32),
     GGMLType.F16: _stored(torch.float16),
@@ -199,16 +220,9 @@ _DECODE: dict[GGMLType, Callable[[Tensor], Tensor]] = {
     GGMLType.I16: _stored(torch.int16),
     GGMLType.I32: _stored(torch.int32),
     GGMLType.I64: _stored(torch.int64),
-    GGMLType.Q4_0: _q4_0,
-    GGMLType.Q4_1: _q4_1,
-    GGMLType.Q5_0: _q5_0,
-    GGMLType.Q5_1: _q5_1,
-    GGMLType.Q8_0: _q8_0,
     GGMLType.Q2_K: _q2_k,
     GGMLType.Q3_K: _q3_k,
-    GGMLType.Q4_K: _q4_k,
-    GGMLType.Q5_K: _q5_k,
-    GGMLType.Q6_K: _q6_k,
     GGMLType.IQ4_NL: _iq4_nl,
     GGMLType.IQ4_XS: _iq4_xs,
+    **{kind: _rebuilt(take, bits) for kind, (take, bits) in _PARTS.items()},
 }

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from kvchat.engine.config import ModelConfig, RopeConfig
 from kvchat.engine.errors import ModelFileError, UnsupportedModelError
+from kvchat.engine.linear import Blocks
 from kvchat.models.config_values import MAX_LAYERS, check_config, number, size
 from kvchat.models.families import GGUF_NAMES, Family, family_of_gguf, file_name
 from kvchat.models.gguf import GGUFFile
-from kvchat.models.gguf_blocks import q4_parts
+from kvchat.models.gguf_blocks import blocks_of
 from kvchat.models.gguf_types import GGMLType
-from kvchat.models.weights import ALL, Int4Parts
+from kvchat.models.weights import ALL
 
 _WHOLE_NUMBERS = (GGMLType.I8, GGMLType.I16, GGMLType.I32, GGMLType.I64)
 
@@ -49,13 +50,10 @@ class GGUFWeights:
             )
         return self.file.tensor(key, dtype, rows)
 
-    def int4(self, name: str) -> Int4Parts | None:
-        """Return the parts of a weight in groups of 32 numbers of 4 bits."""
+    def blocks(self, name: str, rows: slice = ALL) -> Blocks | None:
+        """Return rows of a weight as whole numbers, where the file holds them so."""
         key = file_name(GGUF_NAMES, name)
-        kind = self.file.tensors[key].type
-        if kind.name not in ("Q4_0", "Q4_1", "Q4_K"):
-            return None
-        return q4_parts(self.file.blocks(key), kind)
+        return blocks_of(self.file.blocks(key)[rows], self.file.tensors[key].type)
 
     def bits(self, name: str) -> float:
         """Return how many bits a number of a weight takes."""

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from kvchat.engine.config import ModelConfig, RopeConfig
 from kvchat.engine.errors import ModelFileError, UnsupportedModelError
+from kvchat.engine.linear import Blocks
 from kvchat.models.config_values import MAX_LAYERS, check_config, number, section, size, switch
 from kvchat.models.families import HF_NAMES, Family, family_of_hf, file_name
-from kvchat.models.weights import ALL, Int4Parts
+from kvchat.models.weights import ALL
 
 DTYPES = {
     "F64": torch.float64,
@@ -148,8 +149,8 @@ class HFWeights:
         tensor: Tensor = file.get_tensor(key) if rows == ALL else file.get_slice(key)[rows]
         return tensor.to(dtype)
 
-    def int4(self, name: str) -> Int4Parts | None:
-        """Safetensors files hold no 4-bit blocks."""
+    def blocks(self, name: str, rows: slice = ALL) -> Blocks | None:
+        """Safetensors files hold no blocks."""
         return None
 
     def bits(self, name: str) -> float:

@@ -37,7 +37,7 @@ BUDGET = 4 * 2**30
 SPARE = 2**30
 """Bytes that are left free on the disk."""
 
-FORMAT = "1"
+FORMAT = "2"
 """Changes when files of before can no longer be read."""
 
 _ALIGNED = 64
@@ -46,7 +46,7 @@ _ALIGNED = 64
 _PADDING = "padding."
 
 _PARTS: dict[type[AnyLinear], tuple[tuple[str, ...], tuple[str, ...]]] = {
-    PackedLinear: (("blocks",), ("bits", "out_features")),
+    PackedLinear: (("blocks",), ("bits", "minima", "out_features", "in_features")),
     Int4Linear: (("packed", "scale_zero"), ()),
     Int8Linear: (("high", "high_scale_zero", "low", "low_scale_zero"), ()),
 }

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -18,27 +19,28 @@ from kvchat.engine.linear import (
     SLAB,
     AnyEmbedding,
     AnyLinear,
+    Blocks,
     Int4Linear,
     Int8Linear,
     Linear,
     PackedLinear,
+    Stacked,
+    in_slabs,
 )
 from kvchat.engine.model import Transformer
 from kvchat.engine.types import LoadProgress
 from kvchat.models.packed import PackedLayers
 
 Quant = Literal["auto", "none", "int8", "int4"]
-"""Class of the linear weights: `auto` keeps 4-bit blocks as they are and holds other quantised
-weights in int8, `none` unpacks everything to the model's dtype, the others round what is not so
+"""Class of the linear weights: `auto` keeps blocks as they are where there are operators for
+them, 4, 5, 6 and 8 bits with our own kernels, 4 without, and holds other quantised weights in
+int8, `none` unpacks everything to the model's dtype, the others round what is not so
 already."""
 
 EIGHT_BITS = 9.0
 """Bits per number up to which a weight counts as quantised; Q8_0 takes 8.5 with its scales."""
 
 ALL = slice(None)
-
-Int4Parts = tuple[Tensor, Tensor, Tensor]
-"""q (out, in) uint8, scale and minimum (out, in / 32): weights are q × scale + minimum."""
 
 
 class WeightSource(Protocol):
@@ -61,8 +63,8 @@ class WeightSource(Protocol):
     def dense(self, name: str, dtype: torch.dtype, rows: slice = ALL) -> Tensor:
         """Return rows of a weight unpacked to `dtype`; a view of the mapped file if it is that."""
 
-    def int4(self, name: str) -> Int4Parts | None:
-        """Return a weight's 4-bit parts, or None when the file holds it otherwise."""
+    def blocks(self, name: str, rows: slice = ALL) -> Blocks | None:
+        """Return rows of a weight as whole numbers, or None when the file holds it otherwise."""
 
     def bits(self, name: str) -> float:
         """Return how many bits a number of a weight takes in the file, scales included."""
@@ -125,6 +127,17 @@ class _Rows:
 
 
 _BITS = {"int8": 8, "int4": 4}
+
+_KEPT_BITS: dict[Quant, tuple[int, ...]] = {
+    "auto": (4, 5, 6, 8),
+    "int4": (4,),
+    "int8": (),
+    "none": (),
+}
+"""Blocks of how many bits stay as they are."""
+
+_Form = tuple[int, bool]
+"""See `Blocks.form`."""
 
 
 def _head_quant(quant: Quant) -> Quant:
@@ -197,10 +210,29 @@ class _Builder:
         """Make one linear layer from stacked matrices, in the class that `quant` asks for."""
         for part in rows:
             self._check_shape(f"{part.name}.weight", (part.out_features, in_features))
+        quant = quant or self.quant
+        alike = groupby(rows, lambda part: self._form(part, in_features, quant))
+        layers = [self._layer(list(parts), in_features, quant, form) for form, parts in alike]
+        return layers[0] if len(layers) == 1 else Stacked(layers)
+
+    def _layer(
+        self, rows: list[_Rows], in_features: int, quant: Quant, form: _Form | None
+    ) -> AnyLinear:
         bias = self._bias(rows)
-        layer = self._kept(rows, bias, lambda: self._linear(rows, in_features, quant, bias))
+        layer = self._kept(rows, bias, lambda: self._linear(rows, in_features, quant, form, bias))
         self._release(rows)
         return layer
+
+    def _form(self, part: _Rows, in_features: int, quant: Quant) -> _Form | None:
+        """The form of a weight's blocks if they are held as they are in the file, else None."""
+        first = self.source.blocks(f"{part.name}.weight", slice(0, 1))
+        if first is None or first.bits not in _KEPT_BITS[quant]:
+            return None
+        if self.packs:
+            fits = PackedLinear.fits(in_features) and part.out_features % ROWS_PER_TILE == 0
+        else:
+            fits = first.bits == 4 and Int4Linear.fits(part.out_features, in_features)
+        return first.form if fits else None
 
     def _kept(
         self, rows: list[_Rows], bias: Tensor | None, make: Callable[[], AnyLinear]
@@ -216,18 +248,20 @@ class _Builder:
         return layer
 
     def _linear(
-        self, rows: list[_Rows], in_features: int, quant: Quant | None, bias: Tensor | None
+        self,
+        rows: list[_Rows],
+        in_features: int,
+        quant: Quant,
+        form: _Form | None,
+        bias: Tensor | None,
     ) -> AnyLinear:
-        quant = quant or self.quant
         packs = self.packs and PackedLinear.fits(in_features)
         out_features = sum(part.out_features for part in rows)
-        if quant in ("auto", "int4") and (packs or Int4Linear.fits(out_features, in_features)):
-            parts = [self._int4(part, in_features) for part in rows]
-            if all(part is not None for part in parts):
-                q, scale, minimum = (torch.cat(t) for t in zip(*parts, strict=True))
-                if packs:
-                    return PackedLinear.pack(q, scale, minimum, 4, bias)
-                return Int4Linear.pack(q, scale, minimum, bias)
+        if form is not None:
+            blocks = self._blocks(rows)
+            if packs:
+                return PackedLinear.pack(blocks, out_features, bias)
+            return Int4Linear.pack(blocks, bias)
         kind = self._class(quant, max(self._bits(part) for part in rows))
         if packs and kind != "none":
             slabs = self._slabs(rows, in_features)
@@ -287,6 +321,17 @@ class _Builder:
             for start in range(0, part.out_features, SLAB):
                 yield self.source.dense(name, torch.float32, slice(start, start + SLAB))
 
+    def _blocks(self, rows: list[_Rows]) -> Iterator[Blocks]:
+        """Yield the blocks of stacked matrices, a slab at a time."""
+        for part in rows:
+            name = f"{part.name}.weight"
+            if part.rotated:
+                whole = cast(Blocks, self.source.blocks(name))
+                yield from in_slabs(whole.at(self._paired(torch.arange(part.out_features))))
+                continue
+            for start in range(0, part.out_features, SLAB):
+                yield cast(Blocks, self.source.blocks(name, slice(start, start + SLAB)))
+
     def _bits(self, part: _Rows) -> float:
         return self.source.bits(f"{part.name}.weight")
 
@@ -316,16 +361,6 @@ class _Builder:
         shape = (part.out_features, in_features)
         weight = self._read(f"{part.name}.weight", shape, dtype or self.dtype)
         return (self._paired(weight) if part.rotated else weight).to(self.device)
-
-    def _int4(self, part: _Rows, in_features: int) -> Int4Parts | None:
-        name = f"{part.name}.weight"
-        found = self.source.int4(name) if self.source.has(name) else None
-        if found is None or tuple(found[0].shape) != (part.out_features, in_features):
-            return None
-        if part.rotated:
-            q, scale, minimum = (self._paired(t) for t in found)
-            return q, scale, minimum
-        return found
 
     def _bias(self, rows: list[_Rows]) -> Tensor | None:
         if not any(part.biased and self.source.has(f"{part.name}.bias") for part in rows):

@@ -71,6 +71,7 @@ class Settings:
     device: str = "auto"
     dtype: str = "auto"
     quant: str = "auto"
+    kv: str = "auto"
     ctx: int | None = None
     """Context length in tokens; None is what the model was made for."""
     threads: int | None = None
@@ -147,6 +148,7 @@ class Settings:
             "ctx": self.ctx,
             "threads": self.threads,
             "kernels": self.kernels != "off",
+            "kv": self.kv,
             "speculate": self.speculate,
             "stash_bytes": self.stash_mb * 2**20,
             "packed_bytes": self.packed_mb * 2**20,

@@ -109,6 +109,11 @@ RULES: dict[str, Rule] = {
         "How to hold the weights in memory.",
         choices=("auto", "none", "int8", "int4"),
     ),
+    "kv": Rule(
+        str,
+        "Type of the cached keys and values: auto is bfloat16 with our own kernels.",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    ),
     "ctx": Rule(int, "Context length in tokens.", "what the model was made for", 8192, low=1),
     "threads": Rule(int, "Compute threads.", "measured", 4, low=1),
     "kernels": Rule(

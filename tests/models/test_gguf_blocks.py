@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvchat.models.gguf_blocks import SLAB_ELEMENTS, dequantize, q4_parts
+from kvchat.models.gguf_blocks import SLAB_ELEMENTS, blocks_of, dequantize
 from kvchat.models.gguf_types import TYPE_BY_NUMBER, UNREADABLE, GGMLType
 
 INTEGERS = {
@@ -100,33 +100,45 @@ def test_rows_may_come_in_any_order() -> None:
     assert_same_bits(dequantize(blocks[1::2], GGMLType.Q4_K), straight[1::2])
 
 
-@pytest.mark.parametrize(
-    "ggml_type", [GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q4_K], ids=lambda t: t.name
-)
-def test_q4_parts_rebuild_the_weights_exactly(ggml_type: GGMLType) -> None:
+WHOLE = {
+    GGMLType.Q4_0: (4, False),
+    GGMLType.Q4_1: (4, True),
+    GGMLType.Q4_K: (4, True),
+    GGMLType.Q5_0: (5, False),
+    GGMLType.Q5_1: (5, True),
+    GGMLType.Q5_K: (5, True),
+    GGMLType.Q6_K: (6, False),
+    GGMLType.Q8_0: (8, False),
+}
+"""Types that are whole numbers with a scale: their bits, and whether they have minima."""
+
+
+@pytest.mark.parametrize("ggml_type", WHOLE, ids=lambda t: t.name)
+def test_blocks_rebuild_the_weights_exactly(ggml_type: GGMLType) -> None:
     columns = 512
-    rng = np.random.default_rng(1)
-    weights = rng.standard_normal((7, columns), dtype=np.float32)
-    kind = gguf.GGMLQuantizationType(ggml_type.number)
-    if ggml_type is GGMLType.Q4_K:  # which the package cannot write
-        blocks = random_blocks(ggml_type, 7, 2)
-        half = torch.from_numpy(weights[:, :4]).to(torch.float16).view(torch.uint8)
-        blocks[:, :4], blocks[:, 144:148] = half[:, :4], half[:, 4:]
-    else:
-        blocks = torch.from_numpy(gguf.quants.quantize(weights, kind))
-    q, scale, minimum = q4_parts(blocks, ggml_type)
-    assert q.dtype == torch.uint8
-    assert q.shape == (7, columns)
-    assert int(q.max()) <= 15
-    assert scale.dtype == minimum.dtype == torch.float32
-    assert scale.shape == minimum.shape == (7, columns // 32)
-    rebuilt = q.view(7, -1, 32) * scale.unsqueeze(2) + minimum.unsqueeze(2)
-    assert torch.equal(rebuilt.view(7, columns), reference(blocks, ggml_type))
+    rows = random_blocks(ggml_type, 7, columns // ggml_type.block_elements)
+    scales = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+    size = torch.randn(7, generator=torch.Generator().manual_seed(1)).half().view(7, 1)
+    for block in rows.split(ggml_type.block_bytes, dim=1):  # numbers as trained models have them
+        for at in scales.get(ggml_type.name, (0,)):
+            block[:, at : at + 2] = size.view(torch.uint8)
+    blocks = blocks_of(rows, ggml_type)
+    assert blocks is not None
+    assert blocks.form == WHOLE[ggml_type]
+    assert blocks.q.dtype == torch.uint8
+    assert blocks.q.shape == (7, columns)
+    assert int(blocks.q.max()) < 2**blocks.bits
+    offset = 0 if blocks.minimum is not None else 2 ** (blocks.bits - 1)
+    rebuilt = (blocks.q.float() - offset).view(*blocks.scale.shape, -1) * blocks.scale[..., None]
+    if blocks.minimum is not None:
+        rebuilt += blocks.minimum[..., None]
+    assert torch.equal(rebuilt.view(7, columns), reference(rows, ggml_type))
+    assert torch.equal(blocks.at(torch.tensor([3, 1])).scale, blocks.scale[[3, 1]])
 
 
-def test_q4_parts_refuses_other_types() -> None:
-    with pytest.raises(ValueError, match="Q5_K"):
-        q4_parts(random_blocks(GGMLType.Q5_K, 1, 1), GGMLType.Q5_K)
+@pytest.mark.parametrize("ggml_type", set(FLOATS) - set(WHOLE), ids=lambda t: t.name)
+def test_other_types_are_no_blocks(ggml_type: GGMLType) -> None:
+    assert blocks_of(random_blocks(ggml_type, 1, 1), ggml_type) is None
 
 
 @pytest.mark.parametrize("ggml_type", GGMLType, ids=lambda t: t.name)

@@ -1,15 +1,18 @@
-// The decode step on a CPU: group-quantised matrix products, attention over the KV cache, and a
-// Plan that runs a whole step, recorded once, as one call.
+// Group-quantised matrix products on a CPU, attention over the KV cache, and a Plan that runs a
+// whole decode step, recorded once, as one call.
 //
-// Weights are numbers of 4 or 8 bits in groups of 32 inputs: w = u * scale + minimum, u unsigned.
-// Activations are rounded to 14 bits per group, as two signed bytes of 7 (high * 128 + low), so that
-// products run in integer dot-product instructions and still lose next to nothing. Of 7 bits, the
-// sums of two products with any weight fit into the 16 bits that AVX2 adds them in.
+// Weights are numbers of 4, 5, 6 or 8 bits in groups of 32 inputs, as model files have them:
+// w = u * scale + minimum, u unsigned, or without minima w = (u - 2^(bits - 1)) * scale. With 6 bits
+// every 16 inputs have a scale of their own. Activations are rounded to 14 bits per group, as two
+// signed bytes of 7 (high * 128 + low), so that products run in integer dot-product instructions
+// and still lose next to nothing. Of 7 bits, the sums of two products with any weight fit into the
+// 16 bits that AVX2 adds them in.
 //
 // Packed weights (see `pack`): tiles of 16 rows; a tile holds its groups one after another, each
-// as numbers, then 16 float16 scales, and for 4 bits 16 float16 minima. Numbers come in blocks of
-// 64 bytes, four inputs of 16 rows; with 4 bits a byte's low half is of one block and its high
-// half of the next. 8-bit weights are symmetric: minimum = -128 * scale and is not stored.
+// as numbers, float16 scales, and float16 minima if it has some. Numbers come in blocks, four
+// inputs of 16 rows, 64 bytes: with 8 bits as they are, else a byte's low half has the lower four
+// bits of one block and its high half those of the next. The bits above four follow: byte i of the
+// rest has those of byte i of all blocks, or of the four blocks that fit.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -31,6 +34,7 @@
 #include <optional>
 #include <thread>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #if defined(__AVX2__)
@@ -45,90 +49,117 @@ using at::Tensor;
 
 constexpr int64_t kGroup = 32;         // inputs that share a scale
 constexpr int64_t kTile = 16;          // rows that are multiplied side by side
+constexpr int64_t kBlock = 4;          // inputs that one instruction multiplies and adds
+constexpr int64_t kBlocks = kGroup / kBlock;
 constexpr int64_t kTilesPerChunk = 2;  // what a thread takes at a time
-constexpr int64_t kRowsPerChunk = 32;  // of dense weights
+constexpr int64_t kRowsPerChunk = 32;  // of dense weights, or of activations
 constexpr int64_t kSpan = 128;         // cached positions that one piece of attention covers
 
-int64_t number_bytes(int64_t bits) { return kTile * kGroup * bits / 8; }
-int64_t group_bytes(int64_t bits) { return number_bytes(bits) + (bits == 4 ? 4 : 2) * kTile; }
 int64_t up(int64_t n, int64_t unit) { return (n + unit - 1) / unit; }
 
 // ---- Vectors: the compiler's own, so that one source serves every processor -------------------
 
-typedef float Floats __attribute__((vector_size(64), aligned(4)));
-typedef int32_t Ints __attribute__((vector_size(64), aligned(4)));
-typedef uint32_t Words __attribute__((vector_size(64), aligned(4)));
-typedef uint16_t Shorts __attribute__((vector_size(32), aligned(2)));
-typedef int8_t Bytes __attribute__((vector_size(16), aligned(1)));
-typedef uint8_t Numbers __attribute__((vector_size(16), aligned(1), may_alias));
-typedef uint8_t Block __attribute__((vector_size(64), aligned(1), may_alias));
+#if defined(__AVX512VNNI__)
+constexpr int kWidth = 64;  // bytes of a register
+#elif defined(__AVX2__)
+constexpr int kWidth = 32;
+#else
+constexpr int kWidth = 16;
+#endif
+constexpr int kLanes = kWidth / sizeof(float);
+
+typedef float Floats __attribute__((vector_size(kWidth), aligned(4), may_alias));
+typedef int32_t Ints __attribute__((vector_size(kWidth), aligned(4), may_alias));
+typedef uint32_t Words __attribute__((vector_size(kWidth), aligned(4), may_alias));
+typedef uint16_t Pairs __attribute__((vector_size(kWidth), aligned(2), may_alias));
+typedef uint8_t Bytes __attribute__((vector_size(kWidth), aligned(1), may_alias));
+typedef uint16_t Shorts __attribute__((vector_size(kWidth / 2), aligned(2), may_alias));
+typedef int32_t Word __attribute__((aligned(1), may_alias));
+typedef int8_t Quarters __attribute__((vector_size(kWidth / 4), aligned(1), may_alias));
 
 inline Floats load(const float* p) { return *reinterpret_cast<const Floats*>(p); }
 
 inline Floats load(const at::BFloat16* p) {
-  const Words wide = __builtin_convertvector(*reinterpret_cast<const Shorts*>(p), Words) << 16;
-  return reinterpret_cast<const Floats&>(wide);
+  return (Floats)(__builtin_convertvector(*reinterpret_cast<const Shorts*>(p), Words) << 16);
 }
 
 inline Floats load(const at::Half* p) {
-#if defined(__AVX512F__)
-  const __m512 wide = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-  return reinterpret_cast<const Floats&>(wide);
+#if defined(__AVX512VNNI__)
+  return (Floats)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 #elif defined(__F16C__)
-  const __m256 parts[] = {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
-                          _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
-  return *reinterpret_cast<const Floats*>(parts);
+  return (Floats)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 #else
   Floats wide;
-  for (int i = 0; i < 16; ++i) wide[i] = static_cast<float>(p[i]);
+  for (int i = 0; i < kLanes; ++i) wide[i] = static_cast<float>(p[i]);
   return wide;
 #endif
 }
 
-inline Floats load(const int8_t* p) {
-  return __builtin_convertvector(*reinterpret_cast<const Bytes*>(p), Floats);
-}
-
-inline void store(Floats v, at::BFloat16* p) {
-  const Words bits = reinterpret_cast<const Words&>(v);
-  const Words nearest = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;  // a tie goes to the even one
-  const Words nan = Words{} + 0x7fc0;  // rounded like a number, it might become one
-  *reinterpret_cast<Shorts*>(p) = __builtin_convertvector(v == v ? nearest : nan, Shorts);
-}
-
-// As many floats as a register holds: sums that grow in a loop stay in one.
-#if defined(__AVX512F__)
-using Lanes = Floats;
-#elif defined(__AVX2__)
-typedef float Lanes __attribute__((vector_size(32), aligned(4)));
-#else
-typedef float Lanes __attribute__((vector_size(16), aligned(4)));
-#endif
-constexpr int64_t kLanes = sizeof(Lanes) / sizeof(float);
+// 2 * kLanes numbers in the order that is quickest to read: of bfloat16 those with even numbers,
+// then the others, for the upper half of a word is a float as it is.
+template <typename T>
+constexpr bool kInPairs = std::is_same_v<T, at::BFloat16>;
 
 template <typename T>
-inline Lanes lanes(const T* p) {
-  if constexpr (kLanes == 16) {
-    const Floats wide = load(p);
-    return reinterpret_cast<const Lanes&>(wide);
-  } else if constexpr (std::is_same_v<T, float>) {
-    return *reinterpret_cast<const Lanes*>(p);
+inline void load_two(const T* p, Floats& a, Floats& b) {
+  if constexpr (kInPairs<T>) {
+    const Words two = *reinterpret_cast<const Words*>(p);
+    a = (Floats)(two << 16);
+    b = (Floats)(two & 0xffff0000);
   } else {
-    Lanes wide;
-    for (int i = 0; i < kLanes; ++i) wide[i] = static_cast<float>(p[i]);
-    return wide;
+    a = load(p);
+    b = load(p + kLanes);
   }
+}
+
+// Where number i of a row of n is after all of the row was read by `load_two`.
+template <typename T>
+inline int64_t place_of(int64_t i, int64_t n) {
+  constexpr int64_t kTwo = 2 * kLanes;
+  if (!kInPairs<T> || i >= n / kTwo * kTwo) return i;
+  return i / kTwo * kTwo + i % 2 * kLanes + i % kTwo / 2;
+}
+
+inline void store(Floats v, float* p) { *reinterpret_cast<Floats*>(p) = v; }
+
+inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+
+template <typename V, typename Combine>
+inline auto reduce(V v, Combine combine) {
+  auto part = v[0];
+  decltype(part) parts[kLanes];
+  std::memcpy(parts, &v, sizeof v);
+  for (int width = kLanes / 2; width; width /= 2) {
+    for (int i = 0; i < width; ++i) parts[i] = combine(parts[i], parts[i + width]);
+  }
+  return parts[0];
 }
 
 template <typename V>
-inline float sum(V v) {
-  constexpr int kCount = sizeof(V) / sizeof(float);
-  float part[kCount];
-  std::memcpy(part, &v, sizeof v);
-  for (int width = kCount / 2; width; width /= 2) {
-    for (int i = 0; i < width; ++i) part[i] += part[i + width];
+inline auto sum(V v) {
+  return reduce(v, [](auto a, auto b) { return a + b; });
+}
+
+// Lane i of the result is the sum of all lanes of each[i].
+template <int... kIndex>
+inline Floats sums_of(const Floats* each, std::integer_sequence<int, kIndex...>) {
+  Floats sums[kLanes];
+  std::copy_n(each, kLanes, sums);
+#pragma GCC unroll 4
+  for (int width = kLanes / 2; width; width /= 2) {
+#pragma GCC unroll 8
+    for (int i = 0; i < width; ++i) {
+      const Floats a = sums[i], b = sums[i + width];
+#if defined(__clang__)
+      sums[i] = __builtin_shufflevector(a, b, (kIndex / 2 + kIndex % 2 * kLanes)...) +
+                __builtin_shufflevector(a, b, (kIndex / 2 + kIndex % 2 * kLanes + kLanes / 2)...);
+#else
+      sums[i] = __builtin_shuffle(a, b, Ints{(kIndex / 2 + kIndex % 2 * kLanes)...}) +
+                __builtin_shuffle(a, b, Ints{(kIndex / 2 + kIndex % 2 * kLanes + kLanes / 2)...});
+#endif
+    }
   }
-  return part[0];
+  return sums[0];
 }
 
 // e^x for x <= 0, to about 2e-7: 2^n times a polynomial in the rest, after Cephes' expf.
@@ -150,13 +181,13 @@ inline Floats exp_negative(Floats x) {
 
 template <typename T>
 inline float dot(const float* x, const T* w, int64_t n) {
-  Lanes a{}, b{};
+  Floats a{}, b{};
   int64_t i = 0;
   for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
-    a += lanes(x + i) * lanes(w + i);
-    b += lanes(x + i + kLanes) * lanes(w + i + kLanes);
+    a += load(x + i) * load(w + i);
+    b += load(x + i + kLanes) * load(w + i + kLanes);
   }
-  for (; i + kLanes <= n; i += kLanes) a += lanes(x + i) * lanes(w + i);
+  for (; i + kLanes <= n; i += kLanes) a += load(x + i) * load(w + i);
   float total = sum(a + b);
   for (; i < n; ++i) total += x[i] * static_cast<float>(w[i]);
   return total;
@@ -302,310 +333,345 @@ class Pool {
 
 // ---- Quantised products ----------------------------------------------------------------------
 
-struct Activations {
-  explicit Activations(int64_t n) : high(n), low(n), scale(n / kGroup), total(n / kGroup) {}
+// How a weight is held; see the top of this file.
+struct Form {
+  int64_t bits;
+  bool minima;
 
-  static constexpr int kLow = 7;  // bits of the lower byte
-  static constexpr float kMost = 63 * 128 + 63;
+  constexpr int64_t scales() const { return bits == 6 ? 2 : 1; }  // of a row's group
+  constexpr int64_t number_bytes() const { return kTile * kGroup * bits / 8; }
+  constexpr int64_t group_bytes() const { return number_bytes() + 2 * kTile * (scales() + minima); }
+  constexpr int64_t offset() const { return minima ? 0 : 1 << (bits - 1); }
 
-  // Round n floats to scale * (128 * high + low), group by group. NaN and infinity make the scale
-  // NaN, so that they are not lost on the way.
-  void round(const float* x) {
-    for (size_t g = 0; g < scale.size(); ++g, x += kGroup) {
-      float largest = 0, poison = 0;
-      for (int i = 0; i < kGroup; ++i) {
-        largest = std::max(largest, std::fabs(x[i]));
-        poison += x[i] * 0.0f;
-      }
-      const float inverse = largest > 0 ? kMost / largest : 0.0f;
-      int32_t all = 0;
-      int8_t* h = high.data() + g * kGroup;
-      int8_t* l = low.data() + g * kGroup;
-      for (int i = 0; i < kGroup; ++i) {
-        const int32_t v = static_cast<int32_t>(x[i] * inverse + (x[i] < 0 ? -0.5f : 0.5f));
-        const int32_t upper = (v + 64) >> kLow;
-        h[i] = static_cast<int8_t>(upper);
-        l[i] = static_cast<int8_t>(v - (upper << kLow));
-        all += v;
-      }
-      scale[g] = largest / kMost + poison;
-      total[g] = all;
-    }
+  static void check(int64_t bits, bool minima) {
+    TORCH_CHECK(bits == 4 || bits == 5 || bits == 6 || bits == 8, "weights have 4, 5, 6 or 8 bits");
+    TORCH_CHECK(!minima || bits <= 5, "weights of ", bits, " bits have no minima");
   }
-
-  std::vector<int8_t> high, low;
-  std::vector<float> scale;
-  std::vector<int32_t> total;
 };
 
-// Sums of u * activation over one group, for the 16 rows of a tile.
-template <int kBits>
-inline Ints group_sums(const uint8_t* w, const int8_t* high, const int8_t* low) {
-  constexpr int kBlocks = kBits == 4 ? 4 : 8;
-  Ints sums;
+constexpr int kLow = 7;  // bits of an activation's lower byte
+constexpr float kMost = 63 * 128 + 63;
+
 #if defined(__AVX512VNNI__)
-  __m512i upper = _mm512_setzero_si512(), lower = _mm512_setzero_si512();
-  const auto four = [](const int8_t* p) {
-    int32_t v;
-    std::memcpy(&v, p, 4);
-    return _mm512_set1_epi32(v);
-  };
-  const __m512i nibble = _mm512_set1_epi8(15);
-  for (int b = 0; b < kBlocks; ++b) {
-    const __m512i u = _mm512_loadu_si512(w + 64 * b);
-    if constexpr (kBits == 4) {
-      const __m512i first = _mm512_and_si512(u, nibble);
-      const __m512i second = _mm512_and_si512(_mm512_srli_epi16(u, 4), nibble);
-      upper = _mm512_dpbusd_epi32(upper, first, four(high + 8 * b));
-      lower = _mm512_dpbusd_epi32(lower, first, four(low + 8 * b));
-      upper = _mm512_dpbusd_epi32(upper, second, four(high + 8 * b + 4));
-      lower = _mm512_dpbusd_epi32(lower, second, four(low + 8 * b + 4));
-    } else {
-      upper = _mm512_dpbusd_epi32(upper, u, four(high + 4 * b));
-      lower = _mm512_dpbusd_epi32(lower, u, four(low + 4 * b));
-    }
-  }
-  const __m512i both = _mm512_add_epi32(_mm512_slli_epi32(upper, Activations::kLow), lower);
-  sums = reinterpret_cast<const Ints&>(both);
-#elif defined(__AVX2__)
-  // Halves of 8 rows. Products of bytes are added in pairs to 16 bits, where those of 4-bit numbers
-  // have room for a whole group.
-  const __m256i nibble = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
-  const __m256i upper_ones = _mm256_set1_epi16(1 << Activations::kLow);
-  const auto four = [](const int8_t* p) {
-    int32_t v;
-    std::memcpy(&v, p, 4);
-    return _mm256_set1_epi32(v);
-  };
-  const auto both = [&](__m256i upper, __m256i lower) {
-    return _mm256_add_epi32(_mm256_madd_epi16(upper, upper_ones), _mm256_madd_epi16(lower, ones));
-  };
-  for (int half = 0; half < 2; ++half) {
-    const auto* p = reinterpret_cast<const __m256i*>(w + 32 * half);
-    __m256i total = _mm256_setzero_si256();
-    if constexpr (kBits == 4) {
-      __m256i upper = _mm256_setzero_si256(), lower = _mm256_setzero_si256();
-      const auto add = [&](__m256i u, int at) {
-        upper = _mm256_add_epi16(upper, _mm256_maddubs_epi16(u, four(high + at)));
-        lower = _mm256_add_epi16(lower, _mm256_maddubs_epi16(u, four(low + at)));
-      };
-      for (int b = 0; b < kBlocks; ++b) {
-        const __m256i u = _mm256_loadu_si256(p + 2 * b);
-        add(_mm256_and_si256(u, nibble), 8 * b);
-        add(_mm256_and_si256(_mm256_srli_epi16(u, 4), nibble), 8 * b + 4);
-      }
-      total = both(upper, lower);
-    } else {
-      for (int b = 0; b < kBlocks; ++b) {
-        const __m256i u = _mm256_loadu_si256(p + 2 * b);
-        total = _mm256_add_epi32(total, both(_mm256_maddubs_epi16(u, four(high + 4 * b)),
-                                             _mm256_maddubs_epi16(u, four(low + 4 * b))));
-      }
-    }
-    std::memcpy(reinterpret_cast<char*>(&sums) + 32 * half, &total, 32);
-  }
-#elif defined(__ARM_FEATURE_DOTPROD)
-  const auto four = [](const int8_t* p) {
-    int32_t v;
-    std::memcpy(&v, p, 4);
-    return vreinterpretq_s8_s32(vdupq_n_s32(v));
-  };
-  for (int quarter = 0; quarter < 4; ++quarter) {
-    int32x4_t upper = vdupq_n_s32(0), lower = vdupq_n_s32(0), all = vdupq_n_s32(0);
-    const auto add = [&](uint8x16_t u, const int8_t* h, const int8_t* l) {
-      const int8x16_t v = vreinterpretq_s8_u8(u);
-      upper = vdotq_s32(upper, v, four(h));
-      lower = vdotq_s32(lower, v, four(l));
-    };
-    for (int b = 0; b < kBlocks; ++b) {
-      const uint8x16_t u = vld1q_u8(w + 64 * b + 16 * quarter);
-      if constexpr (kBits == 4) {
-        add(vandq_u8(u, vdupq_n_u8(15)), high + 8 * b, low + 8 * b);
-        add(vshrq_n_u8(u, 4), high + 8 * b + 4, low + 8 * b + 4);
-      } else {  // u - 128 as a signed byte; the 128 comes back below
-        add(veorq_u8(u, vdupq_n_u8(128)), high + 4 * b, low + 4 * b);
-        const int8x16_t one = vdupq_n_s8(1);
-        all = vaddq_s32(all, vdotq_s32(vshlq_n_s32(vdotq_s32(vdupq_n_s32(0), one, four(high + 4 * b)), Activations::kLow),
-                                       one, four(low + 4 * b)));
-      }
-    }
-    int32x4_t both = vaddq_s32(vshlq_n_s32(upper, Activations::kLow), lower);
-    both = vaddq_s32(both, vshlq_n_s32(all, 7));
-    std::memcpy(reinterpret_cast<char*>(&sums) + 16 * quarter, &both, 16);
-  }
+constexpr int64_t kTogether = 8;  // rows of activations that are multiplied at a time
 #else
-  sums = Ints{};
-  for (int b = 0; b < kBlocks; ++b) {
-    for (int r = 0; r < kTile; ++r) {
-      for (int j = 0; j < 4; ++j) {
-        const int u = w[64 * b + 4 * r + j];
-        if constexpr (kBits == 4) {
-          sums[r] += (u & 15) * (128 * high[8 * b + j] + low[8 * b + j]);
-          sums[r] += (u >> 4) * (128 * high[8 * b + 4 + j] + low[8 * b + 4 + j]);
-        } else {
-          sums[r] += u * (128 * high[4 * b + j] + low[4 * b + j]);
+constexpr int64_t kTogether = 4;
+#endif
+
+// Rows of activations, rounded. They are held in runs of `kTogether` rows and, where fewer are
+// left, of half as many, and so on.
+class Activations {
+ public:
+  Activations(int64_t rows, int64_t inputs)
+      : rows_(rows),
+        groups_(inputs / kGroup),
+        numbers_(rows * inputs * 2),
+        scale_(rows * groups_),
+        sum_(rows * groups_),
+        half_sum_(rows * groups_ * 2) {}
+
+  // Rows begin ... begin + size - 1. What they have for a block, or a group, lies side by side.
+  struct Run {
+    int64_t begin, size;
+    int8_t* numbers;  // (groups, blocks, size, 2, kBlock): high bytes, low bytes
+    float* scale;     // (groups, size)
+    float* sum;       // (groups, size): of what the numbers stand for
+    float* half_sum;  // (groups, 2, size): of the first 16 of a group, of the others
+  };
+
+  int64_t rows() const { return rows_; }
+  int64_t groups() const { return groups_; }
+
+  template <typename Use>
+  void each_run(Use use) {
+    for (int64_t begin = 0, size = kTogether; begin < rows_; begin += size) {
+      while (begin + size > rows_) size /= 2;
+      const int64_t at = begin * groups_;
+      use(Run{begin, size, numbers_.data() + at * kGroup * 2, scale_.data() + at,
+              sum_.data() + at, half_sum_.data() + at * 2});
+    }
+  }
+
+  // Round a row to scale * (128 * high + low), group by group. NaN and infinity make the scale
+  // NaN, so that they are not lost on the way.
+  void round(int64_t row, const float* x) {
+    Run run{};
+    each_run([&](const Run& one) {
+      if (one.begin <= row && row < one.begin + one.size) run = one;
+    });
+    const int64_t r = row - run.begin, size = run.size;
+    for (int64_t g = 0; g < groups_; ++g, x += kGroup) {
+      Floats largest{}, poison{};
+      for (int i = 0; i < kGroup; i += kLanes) {
+        const Floats v = load(x + i);
+        largest = larger(largest, v < 0.0f ? -v : v);
+        poison += v * 0.0f;
+      }
+      const float most = reduce(largest, [](float a, float b) { return std::max(a, b); });
+      const float inverse = most > 0 ? kMost / most : 0.0f;
+      int8_t high[kGroup], low[kGroup];
+      int32_t halves[2] = {};
+      for (int i = 0; i < kGroup; i += kLanes) {
+        const Floats v = load(x + i) * inverse;
+        const Ints n = __builtin_convertvector(v < 0.0f ? v - 0.5f : v + 0.5f, Ints);
+        const Ints upper = (n + (1 << (kLow - 1))) >> kLow;
+        *reinterpret_cast<Quarters*>(high + i) = __builtin_convertvector(upper, Quarters);
+        *reinterpret_cast<Quarters*>(low + i) =
+            __builtin_convertvector(n - (upper << kLow), Quarters);
+        halves[i / (kGroup / 2)] += ::sum(n);
+      }
+      int8_t* to = run.numbers + (g * kBlocks * size + r) * 2 * kBlock;
+      for (int b = 0; b < kBlocks; ++b, to += size * 2 * kBlock) {
+        std::memcpy(to, high + b * kBlock, kBlock);
+        std::memcpy(to + kBlock, low + b * kBlock, kBlock);
+      }
+      const float scale = most / kMost + ::sum(poison);
+      run.scale[g * size + r] = scale;
+      run.sum[g * size + r] = scale * (halves[0] + halves[1]);
+      run.half_sum[2 * g * size + r] = scale * halves[0];
+      run.half_sum[(2 * g + 1) * size + r] = scale * halves[1];
+    }
+  }
+
+ private:
+  const int64_t rows_, groups_;
+  std::vector<int8_t> numbers_;
+  std::vector<float> scale_, sum_, half_sum_;
+};
+
+// Sums of products, and how one more register of numbers and of activations is added to them.
+#if defined(__AVX512VNNI__)
+using Sums = Ints;
+constexpr int kRoom = kBlocks * 255;
+
+inline Sums add_products(Sums sums, Bytes u, Ints x) {
+  return (Sums)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)u, (__m512i)x);
+}
+inline Ints combine(Sums high, Sums low) { return (high << kLow) + low; }
+#elif defined(__AVX2__)
+typedef int16_t Sums __attribute__((vector_size(kWidth)));  // pairs of products
+constexpr int kRoom = (1 << 15) / (2 << 6);  // that many ones times the largest activations
+
+inline Sums add_products(Sums sums, Bytes u, Ints x) {
+  return sums + (Sums)_mm256_maddubs_epi16((__m256i)u, (__m256i)x);
+}
+inline Ints combine(Sums high, Sums low) {
+  return (Ints)_mm256_madd_epi16((__m256i)high, _mm256_set1_epi16(1 << kLow)) +
+         (Ints)_mm256_madd_epi16((__m256i)low, _mm256_set1_epi16(1));
+}
+#else
+using Sums = Ints;
+constexpr int kRoom = kBlocks * 255;
+
+inline Sums add_products(Sums sums, Bytes u, Ints x) {
+#if defined(__ARM_FEATURE_DOTPROD)
+  return (Sums)vdotq_s32((int32x4_t)sums, (int8x16_t)u, (int8x16_t)x);
+#else
+  for (int i = 0; i < kWidth; ++i) sums[i / kBlock] += u[i] * reinterpret_cast<int8_t*>(&x)[i];
+  return sums;
+#endif
+}
+inline Ints combine(Sums high, Sums low) { return (high << kLow) + low; }
+#endif
+
+#if defined(__ARM_FEATURE_DOTPROD) && !defined(__AVX2__)
+constexpr bool kSigned = true;  // 8-bit numbers are multiplied as u - 128
+#else
+constexpr bool kSigned = false;
+#endif
+
+inline Bytes shifted_right(Bytes v, int n) {  // what comes from the neighbour is masked off later
+  return n >= 0 ? (Bytes)((Pairs)v >> n) : (Bytes)((Pairs)v << -n);
+}
+
+// The numbers of one block, for as many rows as a register holds.
+template <int kBits>
+inline Bytes numbers(const uint8_t* w, int block) {
+  const auto at = [w](int i) {
+    return *reinterpret_cast<const Bytes*>(w + i * kTile * kBlock);
+  };
+  if constexpr (kBits == 8) return kSigned ? at(block) ^ 128 : at(block);
+  const Bytes two = at(block / 2);
+  Bytes u = (block % 2 ? shifted_right(two, 4) : two) & 15;
+  if constexpr (kBits == 5) u |= shifted_right(at(4), block - 4) & 16;
+  if constexpr (kBits == 6) u |= shifted_right(at(4 + block / 4), 2 * (block % 4) - 4) & 48;
+  return u;
+}
+
+// Add the products of `kCount` blocks with each row of a run to `sums`.
+template <int kBits, int kRows, int kCount>
+inline void add_blocks(const uint8_t* w, const int8_t* x, int first, Ints (&sums)[kRows]) {
+  constexpr int kStep = std::min(kCount, std::max(1, kRoom / ((1 << kBits) - 1)));
+#pragma GCC unroll 8
+  for (int begin = first; begin < first + kCount; begin += kStep) {
+    Sums high[kRows] = {}, low[kRows] = {};
+#pragma GCC unroll 8
+    for (int b = begin; b < begin + kStep; ++b) {
+      const Bytes u = numbers<kBits>(w, b);
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        // One by one: read together, they would take a way through other registers.
+        const auto* four = reinterpret_cast<const Word*>(x + (b * kRows + r) * 2 * kBlock);
+        high[r] = add_products(high[r], u, Ints{} + four[0]);
+        low[r] = add_products(low[r], u, Ints{} + four[1]);
+      }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) sums[r] += combine(high[r], low[r]);
+  }
+}
+
+// The products of a tile with a run of `kRows` rows; (kRows, kTile).
+template <int kBits, bool kMinima, int kRows>
+inline void multiply_tile(const uint8_t* tile, int64_t groups, const Activations::Run& run,
+                          float* out) {
+  constexpr Form kForm{kBits, kMinima};
+  constexpr float kOffset = kBits == 8 && kSigned ? 0 : kForm.offset();
+  constexpr int kScales = kForm.scales(), kEach = kBlocks / kScales;
+  for (int part = 0; part < kTile; part += kLanes) {
+    Floats acc[kRows] = {};
+    for (int64_t g = 0; g < groups; ++g) {
+      const uint8_t* w = tile + g * kForm.group_bytes();
+      const int8_t* x = run.numbers + g * kRows * kGroup * 2;
+      const auto* factors = reinterpret_cast<const at::Half*>(w + kForm.number_bytes()) + part;
+      const float* scale = run.scale + g * kRows;
+#pragma GCC unroll 2
+      for (int s = 0; s < kScales; ++s) {
+        Ints sums[kRows] = {};
+        add_blocks<kBits, kRows, kEach>(w + part * kBlock, x, s * kEach, sums);
+        const Floats factor = load(factors + s * kTile);
+        const Floats minimum = kMinima ? load(factors + kTile) : factor * -kOffset;
+        const float* sum = kScales == 1 ? run.sum + g * kRows : run.half_sum + (2 * g + s) * kRows;
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) {
+          acc[r] += __builtin_convertvector(sums[r], Floats) * (factor * scale[r]);
+          acc[r] += minimum * sum[r];
         }
       }
     }
+    for (int r = 0; r < kRows; ++r) store(acc[r], out + r * kTile + part);
   }
-#endif
-  return sums;
-}
-
-// The products of `kTiles` tiles that lie `stride` bytes apart with one activation vector.
-template <int kBits, int kTiles>
-inline void multiply_tiles(const uint8_t* w, int64_t stride, const Activations& a, Floats* out) {
-  Floats acc[kTiles] = {};
-  const int64_t step = group_bytes(kBits);
-  for (size_t g = 0; g < a.scale.size(); ++g) {
-    for (int t = 0; t < kTiles; ++t) {
-      const uint8_t* p = w + t * stride + g * step;
-      Ints sums = group_sums<kBits>(p, a.high.data() + g * kGroup, a.low.data() + g * kGroup);
-      const auto* scales = reinterpret_cast<const at::Half*>(p + number_bytes(kBits));
-      if constexpr (kBits == 8) sums -= 128 * a.total[g];
-      acc[t] += __builtin_convertvector(sums, Floats) * (load(scales) * a.scale[g]);
-      if constexpr (kBits == 4) acc[t] += load(scales + kTile) * (a.scale[g] * a.total[g]);
-    }
-  }
-  for (int t = 0; t < kTiles; ++t) out[t] = acc[t];
 }
 
 struct Packed {
   Tensor blocks;  // (tiles, groups * group_bytes) uint8
-  int64_t bits, rows;
+  Form form;
+  int64_t rows;
 
   int64_t stride() const { return blocks.size(1); }
   int64_t tiles() const { return blocks.size(0); }
-  int64_t inputs() const { return stride() / group_bytes(bits) * kGroup; }
+  int64_t inputs() const { return stride() / form.group_bytes() * kGroup; }
   const uint8_t* tile(int64_t t) const { return blocks.const_data_ptr<uint8_t>() + t * stride(); }
   int64_t chunks() const { return up(tiles(), kTilesPerChunk); }
 
-  void multiply(int64_t chunk, const Activations& a, const float* bias, float* y) const {
-    const int64_t first = chunk * kTilesPerChunk;
-    Floats out[kTilesPerChunk];
-    const bool whole = first + kTilesPerChunk <= tiles();
-    if (bits == 4) {
-      whole ? multiply_tiles<4, 2>(tile(first), stride(), a, out)
-            : multiply_tiles<4, 1>(tile(first), stride(), a, out);
-    } else {
-      whole ? multiply_tiles<8, 2>(tile(first), stride(), a, out)
-            : multiply_tiles<8, 1>(tile(first), stride(), a, out);
-    }
-    const int64_t begin = first * kTile;
-    const int64_t n = std::min(rows - begin, (whole ? 2 : 1) * kTile);
-    const float* values = reinterpret_cast<const float*>(out);
-    for (int64_t i = 0; i < n; ++i) y[begin + i] = values[i] + (bias ? bias[begin + i] : 0.0f);
-  }
-
-  // A tile's numbers as they are in its rows, which lie `inputs` apart; `count` rows are wanted.
-  void unpack_tile(int64_t t, int64_t count, at::BFloat16* to) const {
-    const int64_t inputs = this->inputs();
-    const uint8_t* p = tile(t);
-    for (int64_t g = 0; g < inputs / kGroup; ++g, p += group_bytes(bits), to += kGroup) {
-      uint32_t blocks[kGroup / 4][kTile], lines[2][kTile][4];  // four inputs a word
-      for (int64_t b = 0; b < kGroup / 4; b += 2) {
-        if (bits == 4) {
-          const Block two = *reinterpret_cast<const Block*>(p + 32 * b);
-          *reinterpret_cast<Block*>(blocks[b]) = two & 15;
-          *reinterpret_cast<Block*>(blocks[b + 1]) = two >> 4;
-        } else {
-          std::memcpy(blocks[b], p + 64 * b, 128);
-        }
-      }
-      for (int half = 0; half < 2; ++half) {
-        for (int r = 0; r < kTile; ++r) {
-          for (int b = 0; b < 4; ++b) lines[half][r][b] = blocks[4 * half + b][r];
-        }
-      }
-      const auto* scales = reinterpret_cast<const at::Half*>(p + number_bytes(bits));
-      const Floats scale = load(scales);
-      const Floats minimum = bits == 4 ? load(scales + kTile) : -128.0f * scale;
-      for (int64_t r = 0; r < count; ++r) {
-        for (int half = 0; half < 2; ++half) {
-          const Numbers u = *reinterpret_cast<const Numbers*>(lines[half][r]);
-          store(__builtin_convertvector(u, Floats) * scale[r] + minimum[r],
-                to + r * inputs + 16 * half);
-        }
-      }
+  // Some columns of y, (a.rows(), rows).
+  void multiply(int64_t chunk, Activations& a, const float* bias, float* y) const {
+    switch (form.bits) {
+      case 4: return form.minima ? multiply<4, true>(chunk, a, bias, y)
+                                 : multiply<4, false>(chunk, a, bias, y);
+      case 5: return form.minima ? multiply<5, true>(chunk, a, bias, y)
+                                 : multiply<5, false>(chunk, a, bias, y);
+      case 6: return multiply<6, false>(chunk, a, bias, y);
+      default: return multiply<8, false>(chunk, a, bias, y);
     }
   }
 
   // One row's numbers as floats: 32 of a group.
   void unpack_group(int64_t row, int64_t group, float* out) const {
-    const uint8_t* p = tile(row / kTile) + group * group_bytes(bits);
+    const uint8_t* p = tile(row / kTile) + group * form.group_bytes();
     const int64_t r = row % kTile;
-    const auto* scales = reinterpret_cast<const at::Half*>(p + number_bytes(bits));
-    const float scale = scales[r];
-    const float minimum = bits == 4 ? static_cast<float>(scales[kTile + r]) : -128.0f * scale;
+    const auto* factors = reinterpret_cast<const at::Half*>(p + form.number_bytes()) + r;
+    const float minimum = form.minima ? static_cast<float>(factors[kTile]) : 0.0f;
     for (int k = 0; k < kGroup; ++k) {
-      const int u = bits == 4 ? p[64 * (k / 8) + 4 * r + k % 4] >> (k / 4 % 2 ? 4 : 0) & 15
-                              : p[64 * (k / 4) + 4 * r + k % 4];
-      out[k] = u * scale + minimum;
+      const float scale = factors[k / (kGroup / form.scales()) * kTile];
+      const int b = k / kBlock, at = kBlock * r + k % kBlock;
+      const auto bits = [&](int64_t block, int64_t shift, int mask) {
+        return p[block * kTile * kBlock + at] >> shift & mask;
+      };
+      int64_t u = form.bits == 8 ? bits(b, 0, 255) : bits(b / 2, b % 2 * 4, 15);
+      if (form.bits == 5) u |= bits(4, b, 1) << 4;
+      if (form.bits == 6) u |= bits(4 + b / 4, b % 4 * 2, 3) << 4;
+      out[k] = (u - form.offset()) * scale + minimum;
+    }
+  }
+
+ private:
+  template <int kBits, bool kMinima>
+  void multiply(int64_t chunk, Activations& a, const float* bias, float* y) const {
+    const int64_t first = chunk * kTilesPerChunk;
+    for (int64_t t = first; t < std::min(first + kTilesPerChunk, tiles()); ++t) {
+      const int64_t begin = t * kTile, count = std::min(kTile, rows - begin);
+      a.each_run([&](const Activations::Run& run) {
+        alignas(64) float out[kTogether * kTile];
+        const auto go = run.size == 8   ? multiply_tile<kBits, kMinima, 8>
+                        : run.size == 4 ? multiply_tile<kBits, kMinima, 4>
+                        : run.size == 2 ? multiply_tile<kBits, kMinima, 2>
+                                        : multiply_tile<kBits, kMinima, 1>;
+        go(tile(t), a.groups(), run, out);
+        for (int64_t r = 0; r < run.size; ++r) {
+          float* to = y + (run.begin + r) * rows + begin;
+          for (int64_t i = 0; i < count; ++i) {
+            to[i] = out[r * kTile + i] + (bias ? bias[begin + i] : 0.0f);
+          }
+        }
+      });
     }
   }
 };
 
-Packed packed(const Tensor& blocks, int64_t bits, int64_t rows) {
-  TORCH_CHECK(bits == 4 || bits == 8, "weights have 4 or 8 bits");
+Packed packed(const Tensor& blocks, int64_t bits, bool minima, int64_t rows) {
+  Form::check(bits, minima);
+  const Form form{bits, minima};
   TORCH_CHECK(blocks.is_contiguous() && blocks.dim() == 2 && blocks.scalar_type() == at::kByte &&
-                  blocks.size(0) == up(rows, kTile) && blocks.size(1) % group_bytes(bits) == 0,
+                  blocks.size(0) == up(rows, kTile) && blocks.size(1) % form.group_bytes() == 0,
               "not packed weights");
-  return {blocks, bits, rows};
-}
-
-void in_parallel(int64_t count, int64_t threads, std::function<void(int64_t)> run) {
-  const auto job = std::make_shared<Job>(
-      std::vector<Step>{{[count] { return count; }, std::move(run)}});
-  Pool::get().run(job, threads);
+  return {blocks, form, rows};
 }
 
 // ---- Operators -------------------------------------------------------------------------------
 
-Tensor pack(const Tensor& q, const Tensor& scale, const Tensor& minimum, int64_t bits) {
-  const int64_t rows = q.size(0), groups = q.size(1) / kGroup;
-  TORCH_CHECK(bits == 4 || bits == 8, "weights have 4 or 8 bits");
+Tensor pack(const Tensor& q, const Tensor& scale, const std::optional<Tensor>& minimum,
+            int64_t bits) {
+  const Form form{bits, minimum.has_value()};
+  Form::check(bits, form.minima);
   TORCH_CHECK(q.dim() == 2 && q.size(1) % kGroup == 0 && q.scalar_type() == at::kByte,
               "q must be (rows, multiple of 32) uint8");
+  const int64_t rows = q.size(0), groups = q.size(1) / kGroup;
   const Tensor u = q.contiguous(), s = scale.to(at::kHalf).contiguous(),
-               m = minimum.to(at::kHalf).contiguous();
-  TORCH_CHECK(s.numel() == rows * groups && (bits == 8 || m.numel() == rows * groups),
-              "scale and minimum must be (rows, groups)");
-  Tensor blocks = at::zeros({up(rows, kTile), groups * group_bytes(bits)}, at::kByte);
-  uint8_t* to = blocks.data_ptr<uint8_t>();
-  const uint8_t* numbers = u.const_data_ptr<uint8_t>();
+               m = minimum ? minimum->to(at::kHalf).contiguous() : s;
+  TORCH_CHECK(s.numel() == rows * groups * form.scales() && m.numel() >= rows * groups,
+              "there must be a scale for every 32 inputs, or 16 with 6 bits, and as many minima");
+  Tensor blocks = at::zeros({up(rows, kTile), groups * form.group_bytes()}, at::kByte);
+  const uint8_t* from = u.const_data_ptr<uint8_t>();
   for (int64_t row = 0; row < rows; ++row) {
     const int64_t r = row % kTile;
-    for (int64_t g = 0; g < groups; ++g) {
-      uint8_t* p = to + (row / kTile * groups + g) * group_bytes(bits);
-      const uint8_t* from = numbers + (row * groups + g) * kGroup;
+    uint8_t* p = blocks.data_ptr<uint8_t>() + row / kTile * blocks.size(1);
+    for (int64_t g = 0; g < groups; ++g, p += form.group_bytes(), from += kGroup) {
       for (int k = 0; k < kGroup; ++k) {
-        if (bits == 4) {
-          p[64 * (k / 8) + 4 * r + k % 4] |= (from[k] & 15) << (k / 4 % 2 ? 4 : 0);
-        } else {
-          p[64 * (k / 4) + 4 * r + k % 4] = from[k];
+        const int b = k / kBlock;
+        const auto put = [&](int block, int bits) {
+          p[block * kTile * kBlock + kBlock * r + k % kBlock] |= bits;
+        };
+        if (bits == 8) {
+          put(b, from[k]);
+          continue;
         }
+        put(b / 2, (from[k] & 15) << b % 2 * 4);
+        if (bits == 5) put(4, (from[k] >> 4 & 1) << b);
+        if (bits == 6) put(4 + b / 4, (from[k] >> 4 & 3) << b % 4 * 2);
       }
-      auto* scales = reinterpret_cast<at::Half*>(p + number_bytes(bits));
-      scales[r] = s.const_data_ptr<at::Half>()[row * groups + g];
-      if (bits == 4) scales[kTile + r] = m.const_data_ptr<at::Half>()[row * groups + g];
+      auto* factors = reinterpret_cast<at::Half*>(p + form.number_bytes()) + r;
+      for (int64_t i = 0; i < form.scales(); ++i, factors += kTile) {
+        *factors = s.const_data_ptr<at::Half>()[(row * groups + g) * form.scales() + i];
+      }
+      if (form.minima) *factors = m.const_data_ptr<at::Half>()[row * groups + g];
     }
   }
   return blocks;
 }
 
-Tensor unpack(const Tensor& blocks, int64_t bits, int64_t rows, int64_t threads) {
-  const Packed w = packed(blocks, bits, rows);
-  const int64_t inputs = w.inputs();
-  Tensor out = at::empty({rows, inputs}, at::kBFloat16);
-  at::BFloat16* to = out.data_ptr<at::BFloat16>();
-  in_parallel(w.tiles(), threads, [&, to](int64_t t) {
-    w.unpack_tile(t, std::min(kTile, rows - t * kTile), to + t * kTile * inputs);
-  });
-  return out;
-}
-
-Tensor embed(const Tensor& blocks, int64_t bits, int64_t rows, const Tensor& ids) {
-  const Packed w = packed(blocks, bits, rows);
+Tensor embed(const Tensor& blocks, int64_t bits, bool minima, int64_t rows, const Tensor& ids) {
+  const Packed w = packed(blocks, bits, minima, rows);
   const int64_t inputs = w.inputs();
   const Tensor wanted = ids.contiguous();
   Tensor out = at::empty({wanted.numel(), inputs}, at::kFloat);
@@ -619,18 +685,24 @@ Tensor embed(const Tensor& blocks, int64_t bits, int64_t rows, const Tensor& ids
   return out;
 }
 
-Tensor linear(const Tensor& x, const Tensor& blocks, int64_t bits, int64_t rows, int64_t threads) {
-  const Packed w = packed(blocks, bits, rows);
+Tensor linear(const Tensor& x, const Tensor& blocks, int64_t bits, bool minima, int64_t rows,
+              int64_t threads) {
+  const Packed w = packed(blocks, bits, minima, rows);
   const Tensor in = x.to(at::kFloat).contiguous();
   TORCH_CHECK(in.dim() == 2 && in.size(1) == w.inputs(), "x must be (T, ", w.inputs(), ")");
   const int64_t T = in.size(0);
-  std::vector<Activations> rounded(T, Activations(w.inputs()));
-  for (int64_t t = 0; t < T; ++t) rounded[t].round(in.const_data_ptr<float>() + t * w.inputs());
+  const float* from = in.const_data_ptr<float>();
+  Activations a(T, w.inputs());
   Tensor out = at::empty({T, rows}, at::kFloat);
   float* y = out.data_ptr<float>();
-  in_parallel(w.chunks(), threads, [&, y](int64_t chunk) {
-    for (int64_t t = 0; t < T; ++t) w.multiply(chunk, rounded[t], nullptr, y + t * rows);
-  });
+  const auto round = [&, from](int64_t chunk) {
+    const int64_t end = std::min(T, (chunk + 1) * kRowsPerChunk);
+    for (int64_t t = chunk * kRowsPerChunk; t < end; ++t) a.round(t, from + t * w.inputs());
+  };
+  const auto multiply = [&, y](int64_t chunk) { w.multiply(chunk, a, nullptr, y); };
+  const auto job = std::make_shared<Job>(std::vector<Step>{
+      {[T] { return up(T, kRowsPerChunk); }, round}, {[&] { return w.chunks(); }, multiply}});
+  Pool::get().run(job, threads);
   return out;
 }
 
@@ -645,7 +717,7 @@ struct Attention {
   double eps;
   int64_t n_heads, n_kv, dim, window;
   std::shared_ptr<int64_t> position;
-  std::vector<float> query, largest, weight, partial;
+  std::vector<float> query, merged, largest, weight, partial;  // rows as `load_two` has them
 
   int64_t first() const { return window > 0 ? std::max<int64_t>(0, *position + 1 - window) : 0; }
   int64_t spans() const { return up(*position + 1 - first(), kSpan); }
@@ -667,7 +739,9 @@ struct Attention {
       }
     }
     const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
-    for (int64_t i = 0; i < n_heads * dim; ++i) query[i] = x[i] * scale;
+    for (int64_t h = 0; h < n_heads; ++h) {
+      for (int64_t i = 0; i < dim; ++i) query[h * dim + place_of<T>(i, dim)] = x[h * dim + i] * scale;
+    }
     for (int64_t h = 0; h < n_kv; ++h) {
       T* k = keys.data_ptr<T>() + (h * capacity + at) * dim;
       T* v = values.data_ptr<T>() + (h * capacity + at) * dim;
@@ -685,45 +759,103 @@ struct Attention {
   }
 
   void read(int64_t chunk) {
-    const int64_t n = spans(), kv = chunk / n, span = chunk % n, capacity = keys.size(1);
-    const int64_t begin = first() + span * kSpan;
+    const int64_t kv = chunk / spans(), shared = n_heads / n_kv;
+    for (int64_t g = 0; g < shared; g += 4) {
+      const auto go = shared - g >= 4   ? &Attention::read_heads<4>
+                      : shared - g == 3 ? &Attention::read_heads<3>
+                      : shared - g == 2 ? &Attention::read_heads<2>
+                                        : &Attention::read_heads<1>;
+      (this->*go)(kv, kv * shared + g, chunk % spans());
+    }
+  }
+
+  // What `kHeads` heads, which share keys and values, find in a span.
+  template <int kHeads>
+  void read_heads(int64_t kv, int64_t head, int64_t span) {
+    const int64_t begin = first() + span * kSpan, at = (kv * keys.size(1) + begin) * dim;
     const int64_t count = std::min(kSpan, *position + 1 - begin);
-    const int64_t shared = n_heads / n_kv;
-    const T* k = keys.const_data_ptr<T>() + (kv * capacity + begin) * dim;
-    const T* v = values.const_data_ptr<T>() + (kv * capacity + begin) * dim;
-    for (int64_t g = 0; g < shared; ++g) {
-      const int64_t head = kv * shared + g, piece = head * n + span;
-      const float* q = query.data() + head * dim;
-      alignas(64) float scores[kSpan];
-      float most = -INFINITY;
-      for (int64_t s = 0; s < count; ++s) {
-        scores[s] = dot(q, k + s * dim, dim);
-        most = std::max(most, scores[s]);
-      }
-      for (int64_t s = count; s < up(count, 16) * 16; ++s) scores[s] = -INFINITY;
+    alignas(64) float scores[kHeads][kSpan];
+    score<kHeads>(query.data() + head * dim, keys.const_data_ptr<T>() + at, count, scores);
+    for (int g = 0; g < kHeads; ++g) {
+      const int64_t piece = (head + g) * spans() + span;
+      const float most = *std::max_element(scores[g], scores[g] + count);
+      std::fill(scores[g] + count, scores[g] + up(count, kLanes) * kLanes, -INFINITY);
       Floats total{};
-      for (int64_t s = 0; s < count; s += 16) {
-        const Floats p = exp_negative(load(scores + s) - most);
+      for (int64_t s = 0; s < count; s += kLanes) {
+        const Floats p = exp_negative(load(scores[g] + s) - most);
         total += p;
-        *reinterpret_cast<Floats*>(scores + s) = p;
-      }
-      float* sum_of = partial.data() + piece * dim;
-      for (int64_t d = 0; d < dim; d += kLanes) {
-        if (d + kLanes <= dim) {
-          Lanes acc{};
-          for (int64_t s = 0; s < count; ++s) acc += scores[s] * lanes(v + s * dim + d);
-          *reinterpret_cast<Lanes*>(sum_of + d) = acc;
-        } else {
-          for (int64_t i = d; i < dim; ++i) {
-            sum_of[i] = 0;
-            for (int64_t s = 0; s < count; ++s) {
-              sum_of[i] += scores[s] * static_cast<float>(v[s * dim + i]);
-            }
-          }
-        }
+        store(p, scores[g] + s);
       }
       largest[piece] = most;
       weight[piece] = sum(total);
+    }
+    gather<kHeads>(scores, values.const_data_ptr<T>() + at, count,
+                   partial.data() + (head * spans() + span) * dim, spans() * dim);
+  }
+
+  // Products of queries with `count` keys.
+  template <int kHeads>
+  void score(const float* q, const T* k, int64_t count, float (*to)[kSpan]) const {
+    const int64_t whole = dim / (2 * kLanes) * (2 * kLanes);
+    for (int64_t s = 0; s < count; s += kLanes) {
+      constexpr int kKeys = 4;  // side by side
+      Floats each[kHeads][kLanes];
+      for (int j = 0; j < kLanes; j += kKeys) {
+        const T* rows[kKeys];
+        for (int i = 0; i < kKeys; ++i) rows[i] = k + std::min(s + j + i, count - 1) * dim;
+        Floats acc[kHeads][kKeys] = {};
+        for (int64_t d = 0; d < whole; d += 2 * kLanes) {
+#pragma GCC unroll 4
+          for (int i = 0; i < kKeys; ++i) {
+            Floats a, b;
+            load_two(rows[i] + d, a, b);
+#pragma GCC unroll 4
+            for (int g = 0; g < kHeads; ++g) {
+              acc[g][i] += a * load(q + g * dim + d);
+              acc[g][i] += b * load(q + g * dim + d + kLanes);
+            }
+          }
+        }
+        for (int g = 0; g < kHeads; ++g) std::copy_n(acc[g], kKeys, each[g] + j);
+      }
+      for (int g = 0; g < kHeads; ++g) {
+        store(sums_of(each[g], std::make_integer_sequence<int, kLanes>{}), to[g] + s);
+      }
+    }
+    if (whole == dim) return;
+    for (int g = 0; g < kHeads; ++g) {
+      for (int64_t s = 0; s < count; ++s) {
+        to[g][s] += dot(q + g * dim + whole, k + s * dim + whole, dim - whole);
+      }
+    }
+  }
+
+  // Sums of `count` values by their weights; a head's results lie `stride` apart.
+  template <int kHeads>
+  void gather(const float (*p)[kSpan], const T* v, int64_t count, float* to, int64_t stride) const {
+    int64_t d = 0;
+    for (; d + 2 * kLanes <= dim; d += 2 * kLanes) {
+      Floats acc[kHeads][2] = {};
+      for (int64_t s = 0; s < count; ++s) {
+        Floats a, b;
+        load_two(v + s * dim + d, a, b);
+#pragma GCC unroll 4
+        for (int g = 0; g < kHeads; ++g) {
+          acc[g][0] += p[g][s] * a;
+          acc[g][1] += p[g][s] * b;
+        }
+      }
+      for (int g = 0; g < kHeads; ++g) {
+        store(acc[g][0], to + g * stride + d);
+        store(acc[g][1], to + g * stride + d + kLanes);
+      }
+    }
+    for (; d < dim; ++d) {
+      for (int g = 0; g < kHeads; ++g) {
+        float acc = 0;
+        for (int64_t s = 0; s < count; ++s) acc += p[g][s] * static_cast<float>(v[s * dim + d]);
+        to[g * stride + d] = acc;
+      }
     }
   }
 
@@ -734,14 +866,14 @@ struct Attention {
       const float* most = largest.data() + head * n;
       const float top = *std::max_element(most, most + n);
       float total = 0;
-      std::fill(y, y + dim, 0.0f);
+      std::fill(merged.begin(), merged.end(), 0.0f);
       for (int64_t s = 0; s < n; ++s) {
         const float share = std::exp(most[s] - top);
         total += share * weight[head * n + s];
         const float* from = partial.data() + (head * n + s) * dim;
-        for (int64_t i = 0; i < dim; ++i) y[i] += share * from[i];
+        for (int64_t i = 0; i < dim; ++i) merged[i] += share * from[i];
       }
-      for (int64_t i = 0; i < dim; ++i) y[i] /= total;
+      for (int64_t i = 0; i < dim; ++i) y[i] = merged[place_of<T>(i, dim)] / total;
     }
   }
 };
@@ -758,8 +890,8 @@ class Plan : public torch::CustomClassHolder {
     return out;
   }
 
-  Tensor embed_packed(const Tensor& blocks, int64_t bits, int64_t rows) {
-    const Packed w = packed(blocks, bits, rows);
+  Tensor embed_packed(const Tensor& blocks, int64_t bits, bool minima, int64_t rows) {
+    const Packed w = packed(blocks, bits, minima, rows);
     Tensor out = floats(w.inputs());
     once([=, this] {
       for (int64_t g = 0; g < w.inputs() / kGroup; ++g) {
@@ -778,13 +910,13 @@ class Plan : public torch::CustomClassHolder {
     return out;
   }
 
-  Tensor linear_packed(const Tensor& x, const Tensor& blocks, int64_t bits, int64_t rows,
-                       const std::optional<Tensor>& bias) {
-    const Packed w = packed(blocks, bits, rows);
+  Tensor linear_packed(const Tensor& x, const Tensor& blocks, int64_t bits, bool minima,
+                       int64_t rows, const std::optional<Tensor>& bias) {
+    const Packed w = packed(blocks, bits, minima, rows);
     TORCH_CHECK(x.numel() == w.inputs(), "x must have ", w.inputs(), " numbers");
     Tensor out = floats(rows);
-    const auto a = std::make_shared<Activations>(w.inputs());
-    once([=] { a->round(x.const_data_ptr<float>()); });
+    const auto a = std::make_shared<Activations>(1, w.inputs());
+    once([=] { a->round(0, x.const_data_ptr<float>()); });
     const std::optional<Tensor> added = as_floats(bias);
     steps_.push_back({[w] { return w.chunks(); }, [=](int64_t chunk) {
                         w.multiply(chunk, *a, added ? added->const_data_ptr<float>() : nullptr,
@@ -819,7 +951,7 @@ class Plan : public torch::CustomClassHolder {
       const int64_t n_kv = keys.size(0), dim = keys.size(2);
       auto a = std::make_shared<Attention<T>>(Attention<T>{
           qkv, out, keys, values, table, q_norm, k_norm, eps, n_heads, n_kv, dim, window, position_,
-          std::vector<float>(n_heads * dim), {}, {}, {}});
+          std::vector<float>(n_heads * dim), std::vector<float>(dim), {}, {}, {}});
       once([a] { a->write(); });
       steps_.push_back({[a] { return a->chunks(); }, [a](int64_t chunk) { a->read(chunk); }});
       once([a] { a->merge(); });
@@ -840,11 +972,11 @@ class Plan : public torch::CustomClassHolder {
       const float *gate = gate_up.const_data_ptr<float>(), *linear = gate + n;
       float* to = out.data_ptr<float>();
       int64_t i = 0;
-      for (; i + 16 <= n; i += 16) {
+      for (; i + kLanes <= n; i += kLanes) {
         const Floats g = load(gate + i);
         const Floats e = exp_negative(g < 0.0f ? g : -g);  // e^-|g|
         const Floats s = (g < 0.0f ? e : 1.0f + Floats{}) / (1.0f + e);
-        *reinterpret_cast<Floats*>(to + i) = g * s * load(linear + i);
+        store(g * s * load(linear + i), to + i);
       }
       for (; i < n; ++i) to[i] = gate[i] / (1.0f + std::exp(-gate[i])) * linear[i];
     });
@@ -857,6 +989,19 @@ class Plan : public torch::CustomClassHolder {
       const float *a = x.const_data_ptr<float>(), *b = y.const_data_ptr<float>();
       float* to = out.data_ptr<float>();
       for (int64_t i = 0, n = x.numel(); i < n; ++i) to[i] = a[i] + b[i];
+    });
+    return out;
+  }
+
+  Tensor join(const std::vector<Tensor>& parts) {
+    int64_t n = 0;
+    for (const Tensor& part : parts) n += part.numel();
+    Tensor out = floats(n);
+    once([=] {
+      float* to = out.data_ptr<float>();
+      for (const Tensor& part : parts) {
+        to = std::copy_n(part.const_data_ptr<float>(), part.numel(), to);
+      }
     });
     return out;
   }
@@ -915,16 +1060,15 @@ TORCH_LIBRARY(kvchat, m) {
       .def("attend", &Plan::attend)
       .def("swiglu", &Plan::swiglu)
       .def("add", &Plan::add)
+      .def("join", &Plan::join)
       .def("run", &Plan::run);
-  m.def("pack(Tensor q, Tensor scale, Tensor minimum, int bits) -> Tensor");
-  m.def("unpack(Tensor blocks, int bits, int rows, int threads) -> Tensor");
-  m.def("embed(Tensor blocks, int bits, int rows, Tensor ids) -> Tensor");
-  m.def("linear(Tensor x, Tensor blocks, int bits, int rows, int threads) -> Tensor");
+  m.def("pack(Tensor q, Tensor scale, Tensor? minimum, int bits) -> Tensor");
+  m.def("embed(Tensor blocks, int bits, bool minima, int rows, Tensor ids) -> Tensor");
+  m.def("linear(Tensor x, Tensor blocks, int bits, bool minima, int rows, int threads) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(kvchat, CPU, m) {
   m.impl("pack", pack);
-  m.impl("unpack", unpack);
   m.impl("embed", embed);
   m.impl("linear", linear);
 }
