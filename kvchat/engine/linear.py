@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -46,6 +47,11 @@ class Blocks:
     def form(self) -> tuple[int, bool]:
         """Bits, and whether there are minima: what rows must agree in to be one layer."""
         return self.bits, self.minimum is not None
+
+    def to(self, device: torch.device) -> Blocks:
+        """Move to a device."""
+        minimum = None if self.minimum is None else self.minimum.to(device)
+        return Blocks(self.q.to(device), self.scale.to(device), minimum, self.bits)
 
     def at(self, rows: Tensor) -> Blocks:
         """Choose rows by their indices."""
@@ -94,17 +100,24 @@ class Int4Linear(nn.Module):
         return out_features % 16 == 0 and in_features % INT4_GROUP == 0
 
     @classmethod
-    def pack(cls, slabs: Iterable[Blocks], bias: Tensor | None = None) -> Int4Linear:
+    def pack(cls, slabs: Iterable[Blocks], bias: Tensor | None = None) -> Self:
         """Take blocks of 4 bits, which come as slabs of a multiple of 16 rows each."""
-        packed, pairs = [], []
+        numbers, pairs = [], []
         for slab in slabs:
             zero = 0 * slab.scale if slab.minimum is None else slab.minimum + 8 * slab.scale
             pairs.append(torch.stack([slab.scale, zero], dim=-1).to(torch.bfloat16))
-            packed.append(torch._convert_weight_to_int4pack_for_cpu(slab.q.to(torch.int32), 1))
-        return cls(torch.cat(packed), torch.cat(pairs).transpose(0, 1).contiguous(), bias)
+            numbers.append(slab.q)
+        # The operator's tiles have up to 64 rows, wherever one slab ends and the next begins.
+        packed = torch.cat([cls.arranged(q) for q in torch.cat(numbers).split(SLAB)])
+        return cls(packed, torch.cat(pairs).transpose(0, 1).contiguous(), bias)
+
+    @staticmethod
+    def arranged(q: Tensor) -> Tensor:
+        """Lay rows of numbers, (rows, in_features) uint8, as the operator reads them."""
+        return torch._convert_weight_to_int4pack_for_cpu(q.to(torch.int32), 1)
 
     @classmethod
-    def quantise(cls, weight: Tensor, bias: Tensor | None = None) -> Int4Linear:
+    def quantise(cls, weight: Tensor, bias: Tensor | None = None) -> Self:
         """Round a dense weight (out_features, in_features) to int4."""
         groups = weight.float().unflatten(1, (-1, INT4_GROUP))  # (out, in / 32, 32)
         low, high = groups.aminmax(dim=-1)

@@ -14,6 +14,7 @@ import torch
 from kvchat.engine import native
 from kvchat.engine.config import ModelConfig
 from kvchat.engine.cuda.graphs import GraphRecorder
+from kvchat.engine.cuda.int4 import multiplies_tiles
 from kvchat.engine.engine import STASH_BUDGET, Engine
 from kvchat.engine.errors import SettingError, TemplateError, UnsupportedModelError
 from kvchat.engine.linear import multiplies_bfloat16, weight_class
@@ -280,9 +281,16 @@ def pick_quant(quant: str, dtype: str, device: torch.device) -> Quant:
     """
     if quant not in ("auto", "none", "int8", "int4"):
         raise SettingError(f"{quant} is no quantisation; use auto, none, int8 or int4")
+    on_gpu = device.type == "cuda"
     if quant == "auto":
-        return "auto" if device.type == "cpu" and dtype == "auto" else "none"
-    if quant != "none" and device.type != "cpu":
+        kept = device.type == "cpu" or (on_gpu and multiplies_tiles(device))
+        return "auto" if kept and dtype == "auto" else "none"
+    if quant == "int4" and on_gpu and not multiplies_tiles(device):
+        raise UnsupportedModelError(
+            "this GPU has no int4 products, which take compute capability 8.0; use --quant none "
+            "or --device cpu"
+        )
+    if quant != "none" and device.type != "cpu" and not (on_gpu and quant == "int4"):
         raise UnsupportedModelError(
             f"{quant} weights run on the CPU only so far; use --quant none or --device cpu"
         )

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.config import ModelConfig
+from kvchat.engine.cuda.int4 import TiledInt4Linear
 from kvchat.engine.errors import ModelFileError
 from kvchat.engine.layers import MLP, Attention, Block, RMSNorm
 from kvchat.engine.linear import (
@@ -35,7 +36,7 @@ Quant = Literal["auto", "none", "int8", "int4"]
 """Class of the linear weights: `auto` keeps blocks as they are where there are operators for
 them, 4, 5, 6 and 8 bits with our own kernels, 4 without, and holds other quantised weights in
 int8, `none` unpacks everything to the model's dtype, the others round what is not so
-already."""
+already. On CUDA there are 4 bits and the dtype, and nothing between."""
 
 EIGHT_BITS = 9.0
 """Bits per number up to which a weight counts as quantised; Q8_0 takes 8.5 with its scales."""
@@ -166,6 +167,7 @@ class _Builder:
         self.done = 0
         self.packs = packs
         self.packed = packed
+        self.int4 = Int4Linear if device.type == "cpu" else TiledInt4Linear
 
     def block(self, i: int) -> Block:
         c = self.config
@@ -231,7 +233,7 @@ class _Builder:
         if self.packs:
             fits = PackedLinear.fits(in_features) and part.out_features % ROWS_PER_TILE == 0
         else:
-            fits = first.bits == 4 and Int4Linear.fits(part.out_features, in_features)
+            fits = first.bits == 4 and self.int4.fits(part.out_features, in_features)
         return first.form if fits else None
 
     def _kept(
@@ -261,7 +263,7 @@ class _Builder:
             blocks = self._blocks(rows)
             if packs:
                 return PackedLinear.pack(blocks, out_features, bias)
-            return Int4Linear.pack(blocks, bias)
+            return self.int4.pack((slab.to(self.device) for slab in blocks), bias)
         kind = self._class(quant, max(self._bits(part) for part in rows))
         if packs and kind != "none":
             slabs = self._slabs(rows, in_features)
@@ -269,8 +271,8 @@ class _Builder:
         if kind == "int8" and Int8Linear.fits(out_features, in_features):
             return Int8Linear.quantise(self._slabs(rows, in_features), bias)
         weight = torch.cat([self._dense_rows(part, in_features) for part in rows])
-        if kind == "int4" and Int4Linear.fits(*weight.shape):
-            return Int4Linear.quantise(weight, bias)
+        if kind == "int4" and self.int4.fits(*weight.shape):
+            return self.int4.quantise(weight, bias)
         return Linear(weight, bias)
 
     def embedding(self) -> AnyEmbedding:
@@ -298,12 +300,11 @@ class _Builder:
             return Linear(embedding.weight)
         return self._kept([rows], None, lambda: Int8Linear.quantise(self._slabs([rows], c.dim)))
 
-    @staticmethod
-    def _class(quant: Quant, bits: float) -> Quant:
+    def _class(self, quant: Quant, bits: float) -> Quant:
         """Choose the class of a weight that takes so many bits a number in the file."""
         if quant == "auto":
-            return "int8" if bits <= EIGHT_BITS else "none"
-        return quant
+            quant = "int8" if bits <= EIGHT_BITS else "none"
+        return "none" if quant == "int8" and self.device.type != "cpu" else quant
 
     def _slabs(self, rows: list[_Rows], in_features: int) -> Iterator[Tensor]:
         """Yield stacked matrices in float32, a slab at a time: whole, a head would be the peak of

@@ -11,6 +11,7 @@ from tiny import ByteStream, RandomWeights, tiny_config
 from torch import Tensor
 
 from kvchat.engine.cuda.graphs import GraphRecorder
+from kvchat.engine.cuda.int4 import TiledInt4Linear, from_tiles, multiplies_tiles
 from kvchat.engine.engine import Engine
 from kvchat.engine.kv_cache import KVCache
 from kvchat.engine.model import Transformer
@@ -85,7 +86,7 @@ def test_without_memory_for_a_graph_it_goes_on_eagerly(caplog: pytest.LogCapture
         def greedy(work):
             def and_too_much() -> None:
                 work()
-                torch.empty(1 << 60, dtype=torch.uint8, device="cuda")
+                torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
 
             return record(and_too_much)
 
@@ -151,3 +152,33 @@ def test_the_same_greedy_text_as_on_a_cpu() -> None:
         events = engine.generate(random_ids(200), lambda: params, ByteStream())
         texts.append([event.id for event in events if isinstance(event, TokenGenerated)])
     assert texts[0] == texts[1]
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 0),
+    reason="the operator takes compute capability 8.0",
+)
+@pytest.mark.parametrize("T", [1, 7, 16, 17, 128, 200])
+@pytest.mark.parametrize("shape", [(16, 32), (48, 96), (576, 576), (3072, 576), (64, 4096)])
+def test_int4_products_are_those_of_unpacked_weights(shape: tuple[int, int], T: int) -> None:
+    layer = TiledInt4Linear.quantise(torch.randn(shape).cuda())
+    q = from_tiles(layer.packed)
+    words = layer.packed.view(torch.int32)
+    made = torch._convert_weight_to_int4pack(q[:, ::2] << 4 | q[:, 1::2], 2 * words.shape[-1])
+    assert torch.equal(words, made)
+    x = torch.randn(T, shape[1], device="cuda")
+    found, expected = layer(x).float(), x @ layer.unpacked().float().T
+    assert (found - expected).norm() < 0.02 * expected.norm()
+    assert multiplies_tiles(torch.device("cuda"))
+
+
+def test_a_captured_step_with_int4(caplog: pytest.LogCaptureFixture) -> None:
+    source = RandomWeights(tiny_config(dim=64, hidden_dim=96), 0)
+    device = torch.device("cuda")
+    plain = build_transformer(source, dtype=torch.bfloat16, quant="int4", device=device)
+    assert isinstance(plain.blocks[0].mlp.w_down, TiledInt4Linear)
+    ids = random_ids(40)
+    a = run(captured(plain), plain.new_cache(), ids).log_softmax(-1)
+    b = run(EagerStep(plain), plain.new_cache(), ids).log_softmax(-1)
+    assert (b.exp() * (b - a)).sum(-1).mean() < 2e-3
+    assert not caplog.records

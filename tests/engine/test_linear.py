@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kvchat.engine.linear import Int4Linear, Int8Linear, Linear, weight_bytes, weight_class
+from kvchat.engine.linear import Blocks, Int4Linear, Int8Linear, Linear, weight_bytes, weight_class
 from kvchat.models.gguf_blocks import blocks_of
 from kvchat.models.gguf_types import GGMLType
 
@@ -67,6 +67,18 @@ def test_packing_in_slabs_is_packing_at_once(monkeypatch: pytest.MonkeyPatch) ->
     whole = Int4Linear.quantise(weight)
     monkeypatch.setattr("kvchat.engine.linear.SLAB", 64)
     assert torch.equal(Int4Linear.quantise(weight).packed, whole.packed)
+
+
+@pytest.mark.parametrize("height", [16, 32, 48, 96])
+def test_slabs_may_end_within_the_operators_tiles(height: int) -> None:
+    """As those of matrices that are stacked do."""
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randint(0, 16, (192, 64), generator=generator).to(torch.uint8)
+    blocks = Blocks(q, normal(192, 2), normal(192, 2, seed=1), 4)
+    whole = Int4Linear.pack([blocks])
+    parts = Int4Linear.pack(blocks.at(rows) for rows in torch.arange(192).split(height))
+    assert torch.equal(parts.packed, whole.packed)
+    assert torch.equal(parts.scale_zero, whole.scale_zero)
 
 
 @ROWS

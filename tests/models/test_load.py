@@ -21,6 +21,7 @@ from tiny_checkpoints import (
 )
 
 import kvchat
+from kvchat.engine.cuda.int4 import TiledInt4Linear
 from kvchat.engine.errors import (
     ContextOverflowError,
     GenerationError,
@@ -33,9 +34,13 @@ from kvchat.engine.errors import (
     UnsupportedModelError,
 )
 from kvchat.engine.linear import Int4Linear, Int8Linear, Linear
+from kvchat.engine.static_step import StaticStep
 from kvchat.engine.types import LoadProgress, SamplingParams
+from kvchat.models.gguf import GGUFFile
+from kvchat.models.gguf_weights import GGUFWeights
 from kvchat.models.load import LanguageModel, author_settings, pick_device, pick_dtype, pick_quant
 from kvchat.models.template import Message
+from kvchat.models.weights import build_transformer
 
 CPU = torch.device("cpu")
 
@@ -213,10 +218,29 @@ def test_dtypes(folder: Path) -> None:
 def test_quantisations(folder: Path) -> None:
     assert pick_quant("auto", "auto", CPU) == "auto"
     assert pick_quant("auto", "float32", CPU) == "none"
-    assert pick_quant("auto", "auto", torch.device("cuda")) == "none"
     assert pick_quant("int8", "float32", CPU) == "int8"
-    with pytest.raises(UnsupportedModelError, match="int4 weights run on the CPU only"):
-        pick_quant("int4", "auto", torch.device("cuda"))
+    assert pick_quant("auto", "auto", torch.device("mps")) == "none"
+    assert pick_quant("auto", "bfloat16", torch.device("cuda")) == "none"
+    for quant, device in (("int4", "mps"), ("int8", "mps"), ("int8", "cuda")):
+        with pytest.raises(UnsupportedModelError, match=f"{quant} weights run on the CPU only"):
+            pick_quant(quant, "auto", torch.device(device))
+
+
+@pytest.mark.parametrize("has_products", [False, True])
+def test_int4_on_a_gpu_hangs_on_the_operator(
+    has_products: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvchat.models.load.multiplies_tiles", lambda _: has_products)
+    gpu = torch.device("cuda")
+    assert pick_quant("auto", "auto", gpu) == ("auto" if has_products else "none")
+    if has_products:
+        assert pick_quant("int4", "auto", gpu) == "int4"
+        return
+    with pytest.raises(UnsupportedModelError, match="no int4 products"):
+        pick_quant("int4", "auto", gpu)
+
+
+def test_unknown_quantisations(folder: Path) -> None:
     with pytest.raises(SettingError, match="int2 is no quantisation"):
         load(folder, quant="int2")
 
@@ -244,6 +268,34 @@ def test_auto_keeps_what_the_file_holds(folder: Path, gguf_file: Path) -> None:
     settings = {"dtype": "auto", "quant": "auto"}
     assert type(load(gguf_file, **settings).model.blocks[0].mlp.w_down) is Int4Linear
     assert type(load(folder, **settings).model.blocks[0].mlp.w_down) is Linear
+
+
+def test_weights_in_tiles_for_a_gpu_are_the_same_weights(
+    gguf_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = load(gguf_file, dtype="auto")
+    monkeypatch.setattr("kvchat.models.weights.Int4Linear", TiledInt4Linear)
+    tiled = load(gguf_file, dtype="auto", packed_bytes=0)
+    assert type(tiled.model.blocks[0].mlp.w_down) is TiledInt4Linear
+    ids = list(range(60))
+    a, b = (llm.score(ids).log_softmax(-1) for llm in (plain, tiled))
+    assert (a.exp() * (a - b)).sum(-1).mean() < 1e-3
+    step, cache = StaticStep(tiled.model), tiled.model.new_cache()
+    rows = torch.stack([step(i, cache) for i in ids]).log_softmax(-1)
+    assert (b.exp() * (b - rows)).sum(-1).mean() < 1e-3
+
+
+def test_classes_of_weights_on_a_gpu(gguf_file: Path) -> None:
+    """Told without one: on the meta device there are shapes and nothing else."""
+    for quant, body in (("auto", TiledInt4Linear), ("int4", TiledInt4Linear), ("none", Linear)):
+        model = build_transformer(
+            GGUFWeights(GGUFFile(gguf_file)),
+            dtype=torch.bfloat16,
+            quant=quant,
+            device=torch.device("meta"),
+        )
+        assert {type(block.mlp.w_down) for block in model.blocks} == {body}
+        assert type(model.head) is Linear
 
 
 @pytest.mark.parametrize("quant", ["int8", "int4"])
