@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 from collections.abc import Iterator
@@ -36,6 +37,13 @@ def as_many_threads_as_cores() -> Iterator[None]:
         if not os.environ.get("OMP_NUM_THREADS"):
             patch.setenv("OMP_NUM_THREADS", str(os.cpu_count() or 1))
         yield
+
+
+@pytest.fixture(autouse=True)
+def garbage_of_each_test_is_collected() -> Iterator[None]:
+    """What a program keeps for as long as it runs ends here with the test."""
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

@@ -114,8 +114,9 @@ def measure(
         raise KvchatError("--ui needs a pseudo-terminal, which Windows has none of; use WSL")
     here = replace(settings, model=str(require(settings.model)))
     with TemporaryDirectory() as folder:
-        # The user's settings, themes and chats stay out of it.
-        names = ("CONFIG", "DATA", "CACHE")
+        # The user's settings, themes and chats stay out of it. Their cache does not: the kernels
+        # are in it, and the same reply without a screen is written with them.
+        names = ("CONFIG", "DATA")
         user: dict[str, str | None] = {
             f"KVCHAT_{name}_DIR": str(Path(folder, name.lower())) for name in names
         }

@@ -40,12 +40,17 @@ from kvchat.tui.views import changes, turn_spans
 from kvchat.tui.widgets.cache_panel import TurnSpan
 
 if TYPE_CHECKING:
+    from textual.timer import Timer
+
     from kvchat.chat.session import ChatSession
     from kvchat.tui.main_screen import MainScreen
     from kvchat.tui.widgets.chat_pane import ChatPane
 
 SLOW = 0.3
 """Seconds of prefill after which its progress is shown."""
+
+FIGURES_EVERY = 0.5
+"""Seconds after which the sidebar follows a reply: painting the text alone takes less time."""
 
 BAR = 24
 """Cells of the bar for what is being fetched or loaded."""
@@ -70,12 +75,14 @@ class EventFeed:
         """The command that is being carried out; None while the worker is idle."""
         self.cache: CacheStatus | None = None
         """What the worker has told of the session's cache last."""
+        self._cache_shown: CacheStatus | None = None
         self._working: ChatPane | None = None
         self._stash_budget = stash_budget
         self._pieces: list[tuple[str, bool]] = []
         self._fresh: list[tuple[str, bool]] = []
         """Text whose token has not been told yet; a mark may have to stand before it."""
         self._ms: list[float] = []
+        self._figures_due: Timer | None = None
         self._params: SamplingParams | None = None
         self._reading_since = 0.0
         self._fetched = False
@@ -94,12 +101,19 @@ class EventFeed:
                     self._fresh.append((event.text, event.thinking))
                 case TokenGenerated():
                     self._token(event)
+                case CacheStatus():
+                    self.cache = event
                 case _:
                     self._pieces += self._fresh
                     self._fresh = []
                     self._flush()
+                    self._show_figures()
                     self._tell(event)
         self._flush()
+        if not self._ms:
+            self._show_figures()
+        elif self._figures_due is None:
+            self._figures_due = self.screen.set_timer(FIGURES_EVERY, self._show_figures)
 
     @property
     def pane(self) -> ChatPane:
@@ -118,13 +132,21 @@ class EventFeed:
     def _flush(self) -> None:
         """Show the text that has come in, neighbouring pieces of one kind together."""
         pieces, self._pieces = self._pieces, []
-        ms, self._ms = self._ms, []
         for thinking in (True, False):
             # Reasoning always comes before the answer it leads to.
             if text := "".join(piece for piece, kind in pieces if kind is thinking):
                 self.pane.transcript.add(text, thinking)
+
+    def _show_figures(self) -> None:
+        """Bring speed and cache up to date."""
+        if self._figures_due is not None:
+            self._figures_due.stop()
+            self._figures_due = None
+        ms, self._ms = self._ms, []
         if ms:
             self.screen.speed.add_tokens(ms)
+        if self.cache is not self._cache_shown:
+            self._show_cache()
 
     def _tell(self, event: WorkerEvent) -> None:  # noqa: PLR0912 (one arm for each event)
         screen = self.screen
@@ -167,8 +189,6 @@ class EventFeed:
                 if pane := screen.tabs.of(conversation):
                     pane.suggested = title
                     screen.show_tabs()
-            case CacheStatus():
-                self._cache(event)
 
     def _phase(self, text: str) -> None:
         self.screen.speed.phase(text)
@@ -254,9 +274,9 @@ class EventFeed:
                 markup=False,
             )
 
-    def _cache(self, event: CacheStatus) -> None:
-        self.cache = event
-        if self.session is None:
+    def _show_cache(self) -> None:
+        event = self._cache_shown = self.cache
+        if self.session is None or event is None:
             return
         conversation = self.session.conversation
         spans = turn_spans(conversation, conversation.active_path())

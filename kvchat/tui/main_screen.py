@@ -37,6 +37,7 @@ from kvchat.engine.errors import ContextOverflowError, KvchatError
 from kvchat.models.catalog import find, for_language
 from kvchat.models.languages import language_of
 from kvchat.tui.chat_keys import CHAT_KEYS
+from kvchat.tui.compositor import RowCompositor
 from kvchat.tui.event_feed import EventFeed
 from kvchat.tui.glyphs import ASCII, UNICODE
 from kvchat.tui.message_actions import MessageActions
@@ -81,6 +82,7 @@ class MainScreen(PaneScreen):
 
     def __init__(self, stash_budget: int) -> None:
         super().__init__()
+        self._compositor = RowCompositor()
         self.feed = EventFeed(self, stash_budget)
         self.messages = MessageActions(self)
         self.price = PromptPrice(self)

@@ -116,10 +116,15 @@ def shows(snap_compare: Callable[..., bool]) -> Callable[..., bool]:
     return shows
 
 
+def told(c: Chat) -> bool:
+    """Whether all that the worker said is on the screen."""
+    return not c.app.bridge._outstanding and c.screen.feed._figures_due is None
+
+
 async def settled(c: Chat) -> None:
     """Wait until the worker has nothing left to do, and all it told is on the screen."""
     await c.idle()
-    await c.until(lambda: not c.app.worker._unsettled and not c.app.bridge._outstanding)
+    await c.until(lambda: not c.app.worker._unsettled and told(c))
 
 
 async def say(c: Chat, text: str) -> None:
@@ -212,7 +217,7 @@ def test_a_slider_moved_while_it_writes(model, shows):
         for written in range(2, 12):
             await c.pilot.press("f8")
             await c.until(lambda written=written: len(c.said[-1][1]) == written)
-        await c.until(lambda: not c.app.bridge._outstanding)
+        await c.until(lambda: told(c))
 
     assert shows(scene, (120, 36))
 

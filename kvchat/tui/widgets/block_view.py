@@ -258,7 +258,7 @@ class BlockView(ScrollView, can_focus=True):
 
     def _set_height(self, height: int) -> None:
         size = Size(self.size.width, height)
-        if self.show_vertical_scrollbar and height > self.size.height:
+        if self.show_vertical_scrollbar == (height > self.size.height):
             # A new row of the reply must not lay out the whole screen again.
             self.set_reactive(BlockView.virtual_size, size)
             self.vertical_scrollbar.window_virtual_size = height
